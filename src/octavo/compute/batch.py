@@ -1,0 +1,105 @@
+"""One step's input and output for any interpreter, and what an interpreter must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.compute.program import Program
+from octavo.core.output import TokenLogprob
+
+Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Batch:
+    """The tokens of one step: R sequences with row_starts[r+1] - row_starts[r] tokens each.
+
+    tokens [T] int32; row_starts [R + 1] int32; past [R] int32: tokens of the sequence already in
+    the cache, so token i of row r stands at position past[r] + i; tables [R, P] int32: physical
+    page of each logical page (entries beyond the sequence are not read).
+    """
+
+    tokens: Int32Array
+    row_starts: Int32Array
+    past: Int32Array
+    tables: Int32Array
+
+
+@dataclass(slots=True)
+class Draw:
+    """Sample one token from the logits of batch token `token`.
+
+    `history_prompt` and `history_output` are the ids that penalties look at (may be empty when no
+    penalty is set). `counter` is the number of tokens drawn before in this sequence: with `seed`
+    it fixes the random number. `banned` ids get -inf (min_tokens). `top` None: no
+    log-probabilities; k: the chosen token's and the k most likely.
+    """
+
+    token: int
+    seed: int
+    counter: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias_ids: Sequence[int] = ()
+    bias_values: Sequence[float] = ()
+    banned: Sequence[int] = ()
+    history_prompt: Sequence[int] = ()
+    history_output: Sequence[int] = ()
+    top: int | None = None
+
+
+@dataclass(slots=True)
+class Score:
+    """Log-probability of `target` after batch token `token`, and the `top` most likely tokens."""
+
+    token: int
+    target: int
+    top: int = 0
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """`drawn[i]` answers draws[i] (its `logprobs` None unless asked); `scored[i]` scores[i]."""
+
+    drawn: list[int] = field(default_factory=list)
+    drawn_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    scored: list[TokenLogprob] = field(default_factory=list)
+    native_seconds: float = 0.0
+
+
+class StepModel(Protocol):
+    """A loaded model on one back end, with its KV cache."""
+
+    program: Program
+    weight_bytes: int
+
+    def page_bytes(self, page_tokens: int) -> int:
+        """Bytes of one KV page of `page_tokens` tokens, all layers."""
+        ...
+
+    def allocate_kv(self, pages: int, page_tokens: int) -> None:
+        """(Re)allocate the cache; contents are lost."""
+        ...
+
+    def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:
+        """Run a step; return logits [len(wanted), vocabulary] of the batch tokens in `wanted`."""
+        ...
+
+    def step(self, batch: Batch, draws: Sequence[Draw], scores: Sequence[Score]) -> StepOutput:
+        """Run a step, draw and score; never holds more than a block of logit rows at once."""
+        ...
+
+    def close(self) -> None:
+        """Free weights and cache."""
+        ...

@@ -1,0 +1,1 @@
+"""Values every room speaks: ids, requests, settings, errors, clock, model files."""
