@@ -81,7 +81,8 @@ class RowResult:
     """What a row produced: a span of accepted tokens (one, or none mid-prefill).
 
     `prompt_logprobs` holds one entry for each scored prompt position, the first of which is
-    position `start + 1` of the row's plan.
+    position `start + 1` of the row's plan. `error` says why this row alone failed; the row then
+    has no tokens, and the engine fails its request before the scheduler sees the result.
     """
 
     row: int
@@ -89,6 +90,7 @@ class RowResult:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
