@@ -70,11 +70,16 @@ class Score:
 
 @dataclass(slots=True)
 class StepOutput:
-    """`drawn[i]` answers draws[i] (its `logprobs` None unless asked); `scored[i]` scores[i]."""
+    """`drawn[i]` answers draws[i] (its `logprobs` None unless asked); `scored[i]` scores[i].
+
+    A draw that failed alone has token -1 and its cause in `draw_errors`; a score that failed has
+    log-probability NaN.
+    """
 
     drawn: list[int] = field(default_factory=list)
     drawn_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     scored: list[TokenLogprob] = field(default_factory=list)
+    draw_errors: dict[int, str] = field(default_factory=dict)
     native_seconds: float = 0.0
 
 

@@ -1,0 +1,226 @@
+"""Draws and scores of a step as flat arrays, the form in which they cross into native code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.compute.batch import Draw, Float32Array, Int32Array, Score, StepOutput
+from octavo.core.output import TokenLogprob
+
+JOB = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("counter", np.uint64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("temperature", np.float32),
+        ("repetition_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("row", np.int32),
+        ("kind", np.int32),
+        ("target", np.int32),
+        ("top_k", np.int32),
+        ("top", np.int32),
+        ("top_begin", np.int32),
+        ("bias_begin", np.int32),
+        ("bias_count", np.int32),
+        ("banned_begin", np.int32),
+        ("banned_count", np.int32),
+        ("prompt_begin", np.int32),
+        ("prompt_count", np.int32),
+        ("output_begin", np.int32),
+        ("output_count", np.int32),
+    ],
+    align=True,
+)
+"""Mirrors `LogitJob` of csrc/octavo/sample.h."""
+
+RESULT = np.dtype(
+    [("logprob", np.float64), ("token", np.int32), ("status", np.int32)], align=True
+)
+"""Mirrors `LogitResult` of csrc/octavo/sample.h."""
+
+DRAW_KIND = 0
+SCORE_KIND = 1
+
+STATUS_MESSAGES = {
+    1: "the logits of this row are not finite numbers",
+    2: "no token is left to choose from: every one is ruled out",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedJobs:
+    """The draws and scores of a step, sorted by the batch token they look at.
+
+    `wanted` [W] int32: the distinct batch tokens whose logits are needed, rising; a job's `row`
+    is an index into it. Native code fills `results`, `top_ids` and `top_logprobs`.
+    """
+
+    wanted: Int32Array
+    jobs: NDArray[Any]
+    ids: Int32Array
+    bias_values: Float32Array
+    results: NDArray[Any]
+    top_ids: Int32Array
+    top_logprobs: NDArray[np.float64]
+    order: NDArray[np.intp]
+    """Job j answers item order[j] of the draws followed by the scores."""
+    draw_count: int
+
+    def output(self) -> StepOutput:
+        """The answers, in the order of the draws and scores that were packed."""
+        count = len(self.jobs)
+        tokens: list[int] = [0] * count
+        logprobs: list[TokenLogprob | None] = [None] * count
+        errors: dict[int, str] = {}
+        jobs = self.jobs[["top", "top_begin"]].tolist()
+        for item, (top, begin), (logprob, token, status) in zip(
+            self.order.tolist(), jobs, self.results.tolist(), strict=True
+        ):
+            tokens[item] = token
+            if status:
+                errors[item] = STATUS_MESSAGES[status]
+            if top >= 0 and (not status or item >= self.draw_count):
+                ids = self.top_ids[begin : begin + top].tolist() if not status else ()
+                values = self.top_logprobs[begin : begin + top].tolist() if not status else ()
+                logprobs[item] = TokenLogprob(token, logprob, tuple(zip(ids, values, strict=True)))
+        draws = self.draw_count
+        return StepOutput(
+            drawn=tokens[:draws],
+            drawn_logprobs=logprobs[:draws],
+            scored=[entry for entry in logprobs[draws:] if entry is not None],
+            draw_errors={item: text for item, text in errors.items() if item < draws},
+        )
+
+
+class _Ids:
+    """Gathers sequences of token ids into one flat array."""
+
+    def __init__(self) -> None:
+        self._parts: list[Int32Array] = []
+        self._length = 0
+
+    def add(self, ids: Sequence[int]) -> tuple[int, int]:
+        """Append; returns where the ids begin and how many there are."""
+        if not len(ids):
+            return self._length, 0
+        part = np.asarray(ids, dtype=np.int32)
+        self._parts.append(part)
+        begin = self._length
+        self._length += len(part)
+        return begin, len(part)
+
+    def array(self) -> Int32Array:
+        return np.concatenate(self._parts) if self._parts else np.zeros(0, dtype=np.int32)
+
+
+def pack_jobs(draws: Sequence[Draw], scores: Sequence[Score], vocabulary_size: int) -> PackedJobs:
+    """Lay out `draws` and `scores` for native code.
+
+    Raises:
+        ValueError: a setting is out of its domain or a token id not in the vocabulary.
+    """
+    ids = _Ids()
+    bias_values: list[float] = []
+    biases = []
+    for draw in draws:  # first of all ids, so that ids and values have equal indices
+        if len(draw.bias_ids) != len(draw.bias_values):
+            raise ValueError("bias_ids and bias_values differ in length")
+        biases.append(ids.add(draw.bias_ids))
+        bias_values.extend(draw.bias_values)
+    records: list[tuple[float, ...]] = []
+    top_begin = 0
+    for draw, bias in zip(draws, biases, strict=True):
+        top = -1 if draw.top is None else min(draw.top, vocabulary_size)
+        records.append(_draw_record(draw, top, top_begin, bias, ids))
+        top_begin += max(top, 0)
+    for score in scores:
+        top = min(score.top, vocabulary_size)
+        records.append(_score_record(score, top, top_begin))
+        top_begin += top
+    jobs = np.array(records, dtype=JOB)
+    order = np.argsort(jobs["row"], kind="stable")
+    jobs = jobs[order]
+    wanted, rows = np.unique(jobs["row"], return_inverse=True)
+    jobs["row"] = rows.reshape(-1)
+    packed = PackedJobs(
+        wanted=wanted.astype(np.int32),
+        jobs=jobs,
+        ids=ids.array(),
+        bias_values=np.asarray(bias_values, dtype=np.float32),
+        results=np.zeros(len(jobs), dtype=RESULT),
+        top_ids=np.zeros(top_begin, dtype=np.int32),
+        top_logprobs=np.zeros(top_begin, dtype=np.float64),
+        order=order,
+        draw_count=len(draws),
+    )
+    _check(packed, vocabulary_size)
+    return packed
+
+
+def _draw_record(
+    draw: Draw, top: int, top_begin: int, bias: tuple[int, int], ids: _Ids
+) -> tuple[float, ...]:
+    penalised = (
+        draw.repetition_penalty != 1.0
+        or draw.presence_penalty != 0.0
+        or draw.frequency_penalty != 0.0
+    )
+    return (
+        draw.seed & (2**64 - 1),
+        draw.counter,
+        draw.top_p,
+        draw.min_p,
+        draw.temperature,
+        draw.repetition_penalty,
+        draw.presence_penalty,
+        draw.frequency_penalty,
+        draw.token,
+        DRAW_KIND,
+        0,
+        draw.top_k,
+        top,
+        top_begin,
+        *bias,
+        *ids.add(draw.banned),
+        *ids.add(draw.history_prompt if penalised else ()),
+        *ids.add(draw.history_output if penalised else ()),
+    )
+
+
+def _score_record(score: Score, top: int, top_begin: int) -> tuple[float, ...]:
+    settings = (0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0)
+    return (*settings, score.token, SCORE_KIND, score.target, 0, top, top_begin) + (0,) * 8
+
+
+def _check(packed: PackedJobs, vocabulary_size: int) -> None:
+    jobs = packed.jobs
+    for name, low, high in (
+        ("top_p", 0.0, 1.0),
+        ("min_p", 0.0, 1.0),
+        ("temperature", 0.0, np.finfo(np.float32).max),
+        ("repetition_penalty", np.finfo(np.float32).tiny, np.finfo(np.float32).max),
+        ("presence_penalty", np.finfo(np.float32).min, np.finfo(np.float32).max),
+        ("frequency_penalty", np.finfo(np.float32).min, np.finfo(np.float32).max),
+        ("top_k", 0, 2**31 - 1),
+        ("top", -1, 2**31 - 1),
+        ("target", 0, vocabulary_size - 1),
+    ):
+        values = jobs[name]
+        wrong = ~((values >= low) & (values <= high))  # also true for NaN
+        if wrong.any():
+            raise ValueError(f"{name} must be from {low} to {high}, not {values[wrong][0]}")
+    if not np.isfinite(packed.bias_values).all():
+        raise ValueError("logit bias values must be finite")
+    if len(packed.wanted) and packed.wanted[0] < 0:
+        raise ValueError("a draw or score looks at a negative batch token")
+    wrong = (packed.ids < 0) | (packed.ids >= vocabulary_size)
+    if wrong.any():
+        raise ValueError(f"token id {packed.ids[wrong][0]} is not in the vocabulary")
