@@ -1,0 +1,228 @@
+"""Settings: what there is, with types, units and ranges. `settings_load` finds their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from octavo.core.errors import SettingsError
+from octavo.core.units import format_bytes, parse_bytes, parse_tokens
+
+PAGE_SIZES_TOKENS = (16, 32, 64, 128, 256)
+"""Page sizes that the kernels take."""
+
+AUTO_PAGE_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSize:
+    """Size of a KV page: tokens, or bytes a layer (both None: chosen by Octavo)."""
+
+    tokens: int | None = None
+    bytes_per_layer: int | None = None
+
+    def __str__(self) -> str:
+        if self.tokens is not None:
+            return f"{self.tokens}tok"
+        if self.bytes_per_layer is not None:
+            return format_bytes(self.bytes_per_layer)
+        return "auto"
+
+
+_AUTO = BlockSize()
+
+
+def page_tokens(block_size: BlockSize, bytes_per_token_per_layer: int) -> int:
+    """Tokens of a page: a size in bytes is rounded down to one that the kernels take.
+
+    Raises:
+        SettingsError: the size in bytes holds less than the smallest page of this model.
+    """
+    if block_size.tokens is not None:
+        return block_size.tokens
+    if block_size.bytes_per_layer is None:
+        return AUTO_PAGE_TOKENS
+    fitting = block_size.bytes_per_layer // bytes_per_token_per_layer
+    sizes = [size for size in PAGE_SIZES_TOKENS if size <= fitting]
+    if not sizes:
+        smallest = PAGE_SIZES_TOKENS[0] * bytes_per_token_per_layer
+        raise SettingsError(
+            f"{block_size} a layer holds {fitting} tokens of this model, "
+            f"a page has at least {PAGE_SIZES_TOKENS[0]}",
+            field="memory.block_size",
+            remedy=f"use at least {format_bytes(smallest)}, or auto",
+        )
+    return sizes[-1]
+
+
+Parser = Callable[[object, str], Any]
+
+
+def _setting(default: object, parse: Parser, unit: str, about: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "unit": unit, "about": about})
+
+
+def _integer(low: int, high: int, *, none: str | None = None) -> Parser:
+    """An integer in [low, high]; the word `none` (and null) stands for no value."""
+
+    def parse(value: object, name: str) -> int | None:
+        text = value.strip() if isinstance(value, str) else value
+        if none is not None and (text is None or text in (none, "null")):
+            return None
+        if isinstance(text, str) and text.lstrip("+-").isdecimal() and len(text) < 20:
+            text = int(text)
+        if isinstance(text, bool) or not isinstance(text, int) or not low <= text <= high:
+            words = f" or {none}" if none else ""
+            raise SettingsError(
+                f"must be a whole number from {low} to {high}{words}, not {_shown(value)}",
+                field=name,
+            )
+        return text
+
+    return parse
+
+
+def _choice(*choices: str) -> Parser:
+    def parse(value: object, name: str) -> str:
+        if isinstance(value, str) and value.strip() in choices:
+            return value.strip()
+        raise SettingsError(f"must be one of {', '.join(choices)}, not {_shown(value)}", field=name)
+
+    return parse
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise SettingsError(f"must be a name or a path, not {_shown(value)}", field=name)
+    return value.strip()
+
+
+def _block_size(value: object, name: str) -> BlockSize:
+    if isinstance(value, BlockSize):
+        return value
+    if isinstance(value, str) and value.strip() == "auto":
+        return _AUTO
+    tokens = parse_tokens(value, name)
+    if tokens is None:
+        return BlockSize(bytes_per_layer=parse_bytes(value, name))
+    if tokens not in PAGE_SIZES_TOKENS:
+        raise SettingsError(
+            f"a page of {tokens} tokens is not supported",
+            field=name,
+            remedy="use " + ", ".join(f"{size}tok" for size in PAGE_SIZES_TOKENS),
+        )
+    return BlockSize(tokens=tokens)
+
+
+def _bytes_or_auto(value: object, name: str) -> int | None:
+    if value is None or (isinstance(value, str) and value.strip() == "auto"):
+        return None
+    return parse_bytes(value, name)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """How requests share a step."""
+
+    max_batch_size: int = _setting(
+        64, _integer(1, 1024), "requests", "most requests that run at the same time"
+    )
+    token_budget: int = _setting(
+        2048, _integer(16, 65536), "tokens", "most tokens computed in one step"
+    )
+    max_chunk_tokens: int | None = _setting(
+        None,
+        _integer(1, 65536, none="auto"),
+        "tokens",
+        "most prompt tokens of one request in a step (auto: the token budget)",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """The paged KV cache."""
+
+    block_size: BlockSize = _setting(
+        _AUTO, _block_size, "tokens, or bytes a layer", "size of a KV page"
+    )
+    kv_bytes: int | None = _setting(
+        None, _bytes_or_auto, "bytes", "KV cache in all (auto: from the memory that is free)"
+    )
+    kv_format: str = _setting("fp16", _choice("fp16", "fp32"), "", "how K and V are stored")
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSettings:
+    """The interpreter that runs the model."""
+
+    backend: str = _setting(
+        "cpu", _choice("cpu", "reference"), "", "cpu (native kernels) or reference (numpy, slow)"
+    )
+    threads: int | None = _setting(
+        None, _integer(1, 1024, none="auto"), "threads", "threads of the native kernels"
+    )
+    activations: str = _setting(
+        "int8",
+        _choice("int8", "int8x2", "fp32"),
+        "",
+        "precision of activations in matrix products (cpu)",
+    )
+    cpu_tier: str = _setting(
+        "auto",
+        _choice("auto", "avx512-vnni", "avx2", "scalar"),
+        "",
+        "instruction set of the native kernels",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set; defaults are here."""
+
+    model: str = _setting("smollm2-135m", _text, "", "known name, GGUF file, or folder with one")
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    compute: ComputeSettings = field(default_factory=ComputeSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingKind:
+    """One setting: dotted key, default, parser (value, key) -> typed value, unit, explanation."""
+
+    key: str
+    default: object
+    parse: Parser
+    unit: str
+    about: str
+
+
+def _kinds() -> dict[str, SettingKind]:
+    found: dict[str, SettingKind] = {}
+    defaults = Settings()
+
+    def walk(section: Any, prefix: str) -> None:
+        for item in fields(section):
+            value = getattr(section, item.name)
+            if "parse" in item.metadata:
+                found[prefix + item.name] = SettingKind(
+                    prefix + item.name,
+                    value,
+                    item.metadata["parse"],
+                    item.metadata["unit"],
+                    item.metadata["about"],
+                )
+            else:
+                walk(value, f"{prefix}{item.name}.")
+
+    walk(defaults, "")
+    return found
+
+
+SETTING_KINDS: dict[str, SettingKind] = _kinds()
+"""Every setting by its dotted key, in the order of this file."""
