@@ -1,0 +1,1 @@
+"""Bookkeeping of KV pages: pool, sharing by content, eviction, waste. No tensors."""

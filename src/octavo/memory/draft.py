@@ -1,0 +1,89 @@
+"""What a plan would do to the pages, worked out beside them without touching them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from octavo.memory.cache import PageCache
+
+
+class PageDraft:
+    """A scratch view of a `PageCache`; it costs what the plan changes, not the size of the pool.
+
+    Committing the same releases, then shares, then takes on the cache is always possible. The
+    cache must not change while a draft is used.
+    """
+
+    def __init__(self, cache: PageCache):
+        self._cache = cache
+        self._order = cache.pool.candidates()
+        self._refs: dict[int, int] = {}
+        self._taken: dict[int, int] = {}
+        self._ranks = 0
+        self._returned: list[tuple[int, int]] = []
+        self._released: list[int] = []
+        self._released_next = 0
+        self.available = cache.pool.free_count + cache.pool.cached_count
+
+    def take(self) -> int:
+        """The next page: free, else cached, else one released in this draft.
+
+        Check `available` first; raises IndexError when nothing is left.
+        """
+        rank, page = self._next()
+        self._taken[page] = rank
+        self.available -= 1
+        return page
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Undo takes; the pages go first next time, in the order in which they came."""
+        for page in pages:
+            heapq.heappush(self._returned, (self._taken.pop(page), page))
+        self.available += len(pages)
+
+    def release(self, table: Sequence[int]) -> None:
+        """A table is given up, as `PageCache.release` does."""
+        for page in reversed(table):
+            refs = self._refs_of(page) - 1
+            self._refs[page] = refs
+            if refs == 0:
+                self._released.append(page)
+                self.available += 1
+
+    def look_up(self, keys: Sequence[bytes]) -> list[int]:
+        """As `PageCache.look_up`, without pages that this draft has taken."""
+        pages = self._cache.look_up(keys)
+        for place, page in enumerate(pages):
+            if page in self._taken:
+                return pages[:place]
+        return pages
+
+    def unheld(self, pages: Sequence[int]) -> int:
+        """How many of `pages` would stop being available if they were shared."""
+        return sum(1 for page in pages if self._refs_of(page) == 0)
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Add a holder to each of `pages`, which `look_up` returned."""
+        self.available -= self.unheld(pages)
+        for page in pages:
+            self._refs[page] = self._refs_of(page) + 1
+
+    def _refs_of(self, page: int) -> int:
+        refs = self._refs.get(page)
+        return self._cache.pool.refs[page] if refs is None else refs
+
+    def _next(self) -> tuple[int, int]:
+        while self._returned:
+            rank, page = heapq.heappop(self._returned)
+            if self._refs_of(page) == 0:
+                return rank, page
+        self._ranks += 1
+        for page in self._order:
+            if self._refs_of(page) == 0:
+                return self._ranks, page
+        while True:
+            page = self._released[self._released_next]
+            self._released_next += 1
+            if self._refs_of(page) == 0:
+                return self._ranks, page

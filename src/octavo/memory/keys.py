@@ -1,0 +1,34 @@
+"""Identity of a full page: a chained hash of everything its content depends on."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+
+KEY_BYTES = 32
+
+
+def root_key(fingerprint: bytes, salt: bytes) -> bytes:
+    """Key before the first page.
+
+    `fingerprint` names weights, numerics and layout; `salt` separates tenants. The length in front
+    keeps two different pairs from reading the same.
+    """
+    seed = len(fingerprint).to_bytes(8, "little") + fingerprint + salt
+    return blake2b(seed, digest_size=KEY_BYTES, person=b"octavo root").digest()
+
+
+def child_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Key of a page of `token_ids` that follows the page of key `parent` (BLAKE2b, RFC 7693)."""
+    content = struct.pack(f"<{len(token_ids)}i", *token_ids)
+    return blake2b(parent + content, digest_size=KEY_BYTES, person=b"octavo page").digest()
+
+
+def extend_keys(
+    keys: list[bytes], root: bytes, token_ids: Sequence[int], page_tokens: int
+) -> None:
+    """Append the keys of the full pages of `token_ids` that `keys` does not have yet."""
+    for start in range(len(keys) * page_tokens, len(token_ids) - page_tokens + 1, page_tokens):
+        parent = keys[-1] if keys else root
+        keys.append(child_key(parent, token_ids[start : start + page_tokens]))
