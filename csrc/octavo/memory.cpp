@@ -1,0 +1,76 @@
+#include "memory.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/mman.h>
+#endif
+
+namespace octavo {
+namespace {
+
+constexpr size_t huge_page_bytes = size_t{2} << 20;
+
+#if defined(__linux__)
+// mmap aligns to small pages only: take one huge page more and give the edges back.
+void* map_aligned(size_t bytes) {
+  const size_t span = bytes + huge_page_bytes;
+  void* raw = mmap(nullptr, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) throw std::bad_alloc();
+  char* begin = static_cast<char*>(raw);
+  const size_t misfit = reinterpret_cast<uintptr_t>(begin) % huge_page_bytes;
+  const size_t front = misfit == 0 ? 0 : huge_page_bytes - misfit;
+  if (front > 0) munmap(begin, front);
+  const size_t back = span - front - bytes;
+  if (back > 0) munmap(begin + front + bytes, back);
+  // Advice only: without huge pages everything works, a little slower.
+  madvise(begin + front, bytes, MADV_HUGEPAGE);
+  return begin + front;
+}
+
+void unmap(void* data, size_t bytes) { munmap(data, bytes); }
+#else
+void* map_aligned(size_t bytes) {
+  void* data = std::aligned_alloc(huge_page_bytes, bytes);
+  if (data == nullptr) throw std::bad_alloc();
+  std::memset(data, 0, bytes);
+  return data;
+}
+
+void unmap(void* data, size_t) { std::free(data); }
+#endif
+
+}  // namespace
+
+HugeBuffer::HugeBuffer(size_t bytes) {
+  if (bytes == 0) return;
+  if (bytes > SIZE_MAX - 2 * huge_page_bytes) throw std::bad_alloc();
+  bytes_ = (bytes + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
+  data_ = map_aligned(bytes_);
+}
+
+HugeBuffer::~HugeBuffer() { release(); }
+
+HugeBuffer::HugeBuffer(HugeBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+HugeBuffer& HugeBuffer::operator=(HugeBuffer&& other) noexcept {
+  if (this != &other) {
+    release();
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+void HugeBuffer::release() {
+  if (data_ != nullptr) unmap(data_, bytes_);
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+}  // namespace octavo
