@@ -1,0 +1,90 @@
+"""One call on its way: its choices, and the deltas nobody has taken yet."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from octavo.core.output import EngineOutput
+from octavo.core.request import Request
+from octavo.engine.answer import Answer, logprob_entry
+from octavo.engine.outputs import Delta, LogprobEntry, RequestOutput, Timing, Usage
+from octavo.engine.prompts import Prepared
+from octavo.text.tokenizer import Tokenizer
+
+
+class Handle:
+    """Made by `Client.submit`; changes only inside the client's lock."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        requests: list[Request],
+        tokenizer: Tokenizer,
+        submitted_seconds: float,
+    ):
+        self.prepared = prepared
+        self.answers = [
+            Answer(request, index, tokenizer) for index, request in enumerate(requests)
+        ]
+        self._tokenizer = tokenizer
+        self._inbox: deque[Delta] = deque()
+        self._prompt_logprobs: tuple[LogprobEntry | None, ...] | None = None
+        self._submitted_seconds = submitted_seconds
+        self._first_token_seconds: float | None = None
+        self._finished_seconds: float | None = None
+
+    @property
+    def done(self) -> bool:
+        """Every choice is finished (deltas may still wait to be taken)."""
+        return self._finished_seconds is not None
+
+    def take(self) -> list[Delta]:
+        """The deltas since the last call, oldest first."""
+        deltas = list(self._inbox)
+        self._inbox.clear()
+        return deltas
+
+    def take_one(self) -> Delta | None:
+        """The oldest delta that was not taken."""
+        return self._inbox.popleft() if self._inbox else None
+
+    def result(self) -> RequestOutput:
+        """The whole answer, whatever was streamed.
+
+        Raises:
+            ValueError: a choice is not finished.
+        """
+        if self._finished_seconds is None:
+            raise ValueError("the call is not finished")
+        first = self._first_token_seconds
+        return RequestOutput(
+            prompt=self.prepared.text,
+            prompt_token_ids=self.prepared.token_ids,
+            outputs=tuple(answer.completion() for answer in self.answers),
+            usage=Usage(
+                prompt_tokens=len(self.prepared.token_ids),
+                completion_tokens=sum(answer.token_count for answer in self.answers),
+                cached_tokens=self.answers[0].cached_tokens,
+            ),
+            timing=Timing(
+                first_token_seconds=None if first is None else first - self._submitted_seconds,
+                total_seconds=self._finished_seconds - self._submitted_seconds,
+            ),
+            prompt_logprobs=self._prompt_logprobs,
+        )
+
+    def accept(self, index: int, output: EngineOutput, now_seconds: float) -> bool:
+        """Take an output of choice `index`; True if there is a new delta."""
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = tuple(
+                None if entry is None else logprob_entry(self._tokenizer, entry)
+                for entry in output.prompt_logprobs
+            )
+        if output.token_ids and self._first_token_seconds is None:
+            self._first_token_seconds = now_seconds
+        delta = self.answers[index].accept(output)
+        if all(answer.finish_reason is not None for answer in self.answers):
+            self._finished_seconds = now_seconds
+        if delta is not None:
+            self._inbox.append(delta)
+        return delta is not None
