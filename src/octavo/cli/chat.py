@@ -1,0 +1,169 @@
+"""`octavo chat`: a conversation on the terminal, or one message a line from a pipe."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.cli.console import note, write
+from octavo.cli.generate import decode
+from octavo.cli.model import opened, speed
+from octavo.cli.options import (
+    explained,
+    load,
+    sampling_options,
+    sampling_params,
+    settings_options,
+)
+from octavo.core.errors import EngineError, InvalidRequest
+from octavo.core.request import FinishReason
+from octavo.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine.llm import LLM
+
+_PROMPT = "you> "
+
+
+@click.command("chat")
+@click.argument("model", required=False)
+@click.option("-m", "--message", "messages", multiple=True, help="Say this; repeat for more turns.")
+@click.option("--system", help="System message.")
+@sampling_options(max_tokens=1024)
+@click.option("-q", "--quiet", is_flag=True, help="Only the answers, no status lines.")
+@settings_options()
+def command(
+    model: str | None,
+    messages: tuple[str, ...],
+    system: str | None,
+    quiet: bool,
+    config: str | None,
+    assignments: tuple[str, ...],
+    show_settings: bool,
+    **sampling: Any,
+) -> None:
+    """Talk with MODEL (default: smollm2-135m).
+
+    On a terminal: /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer.
+    Otherwise every line of standard input is a message. With -m the messages are those.
+    """
+    loaded = load(config, assignments, model)
+    if explained(loaded, show_settings):
+        return
+    params = sampling_params(**sampling)
+    if params.max_tokens == 0:
+        raise InvalidRequest("must be at least 1", field="--max-tokens")
+    interactive = not messages and sys.stdin.isatty()
+    with opened(loaded.settings, quiet=quiet) as llm:
+        llm.assembly.template()  # a model without one is refused before anybody types
+        conversation = Conversation(llm, params, system=system, quiet=quiet)
+        if interactive:
+            conversation.talk()
+        else:
+            for message in messages or _lines():
+                conversation.say(message)
+
+
+class Conversation:
+    """The turns so far and the model that continues them."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, *, system: str | None, quiet: bool):
+        self._llm = llm
+        self._params = params
+        self._quiet = quiet
+        self._start = [{"role": "system", "content": system}] if system is not None else []
+        self._turns: list[dict[str, str]] = list(self._start)
+
+    def talk(self) -> None:
+        """Read turns from the terminal until it ends."""
+        with_line_editing()
+        note("/reset forgets the conversation, /exit leaves, Ctrl-C stops an answer")
+        while True:
+            try:
+                message = input(_PROMPT)
+            except EOFError:
+                write("\n")
+                return
+            except KeyboardInterrupt:
+                note("\n(/exit or Ctrl-D leaves)")
+                continue
+            command = message.strip()
+            if command == "/exit":
+                return
+            if command == "/reset":
+                self._turns = list(self._start)
+                note("(the conversation is forgotten)")
+            elif command:
+                try:
+                    self.say(message)
+                except InvalidRequest as error:
+                    # The conversation has grown too long, or the message cannot be said.
+                    note(f"octavo: {error} (/reset starts afresh)")
+
+    def say(self, message: str) -> None:
+        """Add a turn and show the answer; an answer that was stopped counts as far as it was shown.
+
+        Raises:
+            InvalidRequest: the turn is refused; the conversation is as before.
+            EngineError: the model failed.
+        """
+        turns = [*self._turns, {"role": "user", "content": message}]
+        shown: list[str] = []
+        with self._llm.chat_stream(turns, self._params) as stream:
+            with interrupts_noticed() as interrupts:
+                for delta in stream:
+                    write(delta.text)
+                    shown.append(delta.text)
+                    if interrupts:
+                        break
+            write("\n")
+            stream.close()
+            output = stream.result()
+        choice = output.outputs[0]
+        if choice.error is not None:
+            raise EngineError(choice.error)
+        self._turns = [*turns, {"role": "assistant", "content": "".join(shown)}]
+        if not self._quiet:
+            note(f"[{speed(output)}{_ending(choice.finish_reason)}]")
+
+
+@contextmanager
+def interrupts_noticed() -> Iterator[Sequence[int]]:
+    """Collects Ctrl-C instead of raising, so that no step is cut in half; the second one raises."""
+    seen: list[int] = []
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    before = signal.signal(signal.SIGINT, notice)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def with_line_editing() -> None:
+    """Arrow keys and history in `input`, where Python has them."""
+    with suppress(ImportError):
+        import readline  # noqa: F401
+
+
+def _ending(reason: FinishReason) -> str:
+    if reason is FinishReason.LENGTH:
+        return ", cut: --max-tokens or the end of the context"
+    return ", stopped" if reason is FinishReason.CANCELLED else ""
+
+
+def _lines() -> Iterator[str]:
+    for line in sys.stdin.buffer:
+        message = decode(line, "standard input").rstrip("\r\n")
+        if message.strip():
+            yield message
