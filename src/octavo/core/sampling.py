@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 from octavo.core.errors import InvalidRequest
@@ -62,7 +62,7 @@ class SamplingParams:
             raise InvalidRequest("must map token ids to numbers", field="logit_bias")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for item in fields(self):
-            _NORMALISE.get(item.name, lambda params, name: None)(self, item.name)
+            _CHECKS[item.name](self, item.name)
 
     def check_vocabulary(self, vocabulary_size: int) -> None:
         """Refuse token ids that the model does not have."""
@@ -82,7 +82,10 @@ class SamplingParams:
                 )
 
 
-def _integer(low: int, high: int, *, optional: bool = False):  # type: ignore[no-untyped-def]
+_Check = Callable[[SamplingParams, str], None]
+
+
+def _integer(low: int, high: int, *, optional: bool = False) -> _Check:
     def check(params: SamplingParams, name: str) -> None:
         value = getattr(params, name)
         if value is None and optional:
@@ -124,7 +127,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _number(low: float, high: float):  # type: ignore[no-untyped-def]
+def _number(low: float, high: float) -> _Check:
     def check(params: SamplingParams, name: str) -> None:
         object.__setattr__(params, name, as_number(getattr(params, name), name, low, high))
 
@@ -171,7 +174,7 @@ def _top_k(params: SamplingParams, name: str) -> None:
     object.__setattr__(params, name, max(value, 0))
 
 
-_NORMALISE = {
+_CHECKS: dict[str, _Check] = {
     "max_tokens": _integer(0, 2**31 - 1, optional=True),
     "min_tokens": _integer(0, 2**31 - 1),
     "temperature": _number(0.0, 100.0),
