@@ -1,0 +1,1 @@
+"""Stored weight formats and their values in float32."""
