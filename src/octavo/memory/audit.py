@@ -68,11 +68,11 @@ def _audit_buckets(pool: PagePool) -> list[str]:
             slab = pool.slab_next[slab]
         if filled != bool(pool.bucket_mask >> bucket & 1):
             findings.append(f"bucket mask is wrong about bucket {bucket}")
-    for slab in range(pool.slabs):
-        if seen.get(slab) != pool.slab_free[slab]:
-            findings.append(
-                f"slab {slab} with {pool.slab_free[slab]} free pages is in bucket {seen.get(slab)}"
-            )
+    findings.extend(
+        f"slab {slab} with {pool.slab_free[slab]} free pages is in bucket {seen.get(slab)}"
+        for slab in range(pool.slabs)
+        if seen.get(slab) != pool.slab_free[slab]
+    )
     return findings
 
 
@@ -121,9 +121,11 @@ def _audit_pages(index: PrefixIndex, pool: PagePool) -> list[str]:
         if not twins or identity not in index.ids.values():
             findings.append(f"twins {twins} of key id {identity} are left over")
             continue
-        for page in (*twins, index.page[identity]):
-            if pool.state[page] != HELD or index.hash_id[page] != identity:
-                findings.append(f"page {page} shares key id {identity} but is not held")
+        findings.extend(
+            f"page {page} shares key id {identity} but is not held"
+            for page in (*twins, index.page[identity])
+            if pool.state[page] != HELD or index.hash_id[page] != identity
+        )
     return findings
 
 

@@ -25,9 +25,7 @@ def child_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return blake2b(parent + content, digest_size=KEY_BYTES, person=b"octavo page").digest()
 
 
-def extend_keys(
-    keys: list[bytes], root: bytes, token_ids: Sequence[int], page_tokens: int
-) -> None:
+def extend_keys(keys: list[bytes], root: bytes, token_ids: Sequence[int], page_tokens: int) -> None:
     """Append the keys of the full pages of `token_ids` that `keys` does not have yet."""
     for start in range(len(keys) * page_tokens, len(token_ids) - page_tokens + 1, page_tokens):
         parent = keys[-1] if keys else root

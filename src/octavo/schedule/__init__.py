@@ -1,0 +1,1 @@
+"""Decides what each step computes: admission, chunking, preemption, the step plan. No tensors."""

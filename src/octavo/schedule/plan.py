@@ -55,10 +55,21 @@ class RowPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
-    """Everything one step does, in this order: preemptions, admissions, rows.
+class PrefixWait:
+    """A waiting request sits aside until `producer_id` has computed the page of `key`."""
 
-    `closed_rows` are rows whose requests ended since the last plan (the executor may forget them).
+    request_id: RequestId
+    producer_id: RequestId
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything one step does, in this order: closed rows, preemptions, admissions, rows.
+
+    `closed_rows` are rows whose requests ended since the last committed plan: the executor forgets
+    them first, because an admission of the same plan may take such a row. `waits` concern the
+    scheduler only.
     """
 
     number: int
@@ -66,6 +77,7 @@ class StepPlan:
     admissions: tuple[Admission, ...] = ()
     preemptions: tuple[Preemption, ...] = ()
     closed_rows: tuple[int, ...] = ()
+    waits: tuple[PrefixWait, ...] = ()
 
     @property
     def token_count(self) -> int:
@@ -82,7 +94,7 @@ class RowResult:
 
     `prompt_logprobs` holds one entry for each scored prompt position, the first of which is
     position `start + 1` of the row's plan. `error` says why this row alone failed; the row then
-    has no tokens, and the engine fails its request before the scheduler sees the result.
+    has no tokens, and its request ends with `FinishReason.ERROR`.
     """
 
     row: int
