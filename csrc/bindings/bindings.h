@@ -1,0 +1,31 @@
+// The parts the extension module is put together from.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace octavo {
+
+template <class Element, int Dimensions>
+using Array =
+    nanobind::ndarray<const Element, nanobind::ndim<Dimensions>, nanobind::c_contig,
+                      nanobind::device::cpu>;
+
+template <class Element, int Dimensions>
+using MutableArray = nanobind::ndarray<Element, nanobind::ndim<Dimensions>, nanobind::c_contig,
+                                       nanobind::device::cpu>;
+
+// Becomes ValueError in Python.
+inline void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+void bind_gemm(nanobind::module_& module);
+void bind_operators(nanobind::module_& module);
+void bind_sampling(nanobind::module_& module);
+
+}  // namespace octavo

@@ -1,0 +1,371 @@
+// Paged causal attention, one kernel family for prefill and decode.
+//
+// Online softmax (Milakov and Gimelshein 2018) over tiles of 64 tokens, in segments of 512 tokens
+// whose states are merged in order (as in split-KV decoding, Dao et al. 2023). Tiles and segments
+// lie at absolute positions, and a row takes in only the tokens it may see, so a row's bits depend
+// on its own query and cache only: not on chunking, batch, page size or threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "octavo/attention_tile.h"
+#include "octavo/attention_types.h"
+#include "octavo/pool.h"
+
+namespace octavo {
+namespace OCTAVO_TIER {
+
+// A task's rows: query tokens x heads of one kv head, token-major; row r sees [low[r], high[r]).
+struct RowBlock {
+  const float* q;  // [rows][head_dim], scaled
+  const int* low;
+  const int* high;
+  int rows;
+};
+
+// Takes `Rows` rows from `row` on through one tile that starts at absolute position `start`.
+template <int Rows, class Element>
+inline void attend_rows(const AttentionCall& call, const RowBlock& block, int row, int start,
+                        const Tile<Element>& tile, const State& state) {
+  const int head_dim = call.head_dim;
+  alignas(64) float scores[Rows * kTileTokens];
+  int begin[Rows], end[Rows], shared_begin = 0, shared_end = kTileTokens;
+  bool any = false;
+  for (int r = 0; r < Rows; ++r) {
+    begin[r] = block.low[row + r] > start ? block.low[row + r] - start : 0;
+    end[r] = block.high[row + r] - start < kTileTokens ? block.high[row + r] - start : kTileTokens;
+    if (begin[r] > shared_begin) shared_begin = begin[r];
+    if (end[r] < shared_end) shared_end = end[r];
+    any = any || begin[r] < end[r];
+  }
+  if (!any) return;
+  tile_scores<Rows>(block.q + size_t(row) * head_dim, head_dim, tile, scores);
+  float* output = state.output + size_t(row) * head_dim;
+  for (int r = 0; r < Rows; ++r) {
+    if (begin[r] >= end[r]) continue;
+    soften_row(scores + r * kTileTokens, begin[r], end[r], call.softcap, head_dim,
+               state.maximum + row + r, state.sum + row + r, output + size_t(r) * head_dim);
+  }
+  // Tokens that only some of the rows see are added row by row, never as zeros: 0 x NaN is NaN.
+  const bool shared = shared_begin < shared_end;
+  for (int r = 0; r < Rows; ++r) {
+    tile_values<1>(scores + r * kTileTokens, begin[r], shared ? shared_begin : end[r], tile,
+                   head_dim, output + size_t(r) * head_dim);
+  }
+  if (!shared) return;
+  tile_values<Rows>(scores, shared_begin, shared_end, tile, head_dim, output);
+  for (int r = 0; r < Rows; ++r) {
+    tile_values<1>(scores + r * kTileTokens, shared_end, end[r], tile, head_dim,
+                   output + size_t(r) * head_dim);
+  }
+}
+
+template <class Element>
+inline void attend_block(const AttentionCall& call, const RowBlock& block, int start,
+                         const Tile<Element>& tile, const State& state) {
+  int row = 0;
+  while (row < block.rows) {
+    const int left = block.rows - row;
+    // Two even parts beat a full block and a remainder (7 = 4 + 3, not 6 + 1).
+    const int rows = left <= kMaxRows ? left : left < 2 * kMaxRows ? (left + 1) / 2 : kMaxRows;
+    switch (rows) {
+      case 1: attend_rows<1>(call, block, row, start, tile, state); break;
+      case 2: attend_rows<2>(call, block, row, start, tile, state); break;
+      case 3: attend_rows<3>(call, block, row, start, tile, state); break;
+      case 4: attend_rows<4>(call, block, row, start, tile, state); break;
+#if defined(OCTAVO_TIER_AVX512)
+      case 5: attend_rows<5>(call, block, row, start, tile, state); break;
+      case 6: attend_rows<6>(call, block, row, start, tile, state); break;
+#endif
+    }
+    row += rows;
+  }
+}
+
+template <class Element>
+inline Tile<Element> page_tile(const AttentionCall& call, const int32_t* table, int kv_head,
+                               int start, int begin, int end) {
+  Tile<Element> tile;
+  const KvGeometry& geometry = call.cache->geometry;
+  const int page_tokens = geometry.page_tokens;
+  tile.key_stride = size_t(page_tokens) * 4;
+  tile.first = (begin - start) / kGroupTokens;
+  tile.last = (end - start + kGroupTokens - 1) / kGroupTokens;
+  for (int group = tile.first; group < tile.last; ++group) {
+    const int token = start + group * kGroupTokens;
+    const int32_t page = table[token / page_tokens];
+    const size_t offset = size_t(token % page_tokens);
+    tile.keys[group] =
+        reinterpret_cast<const Element*>(call.cache->keys(page, call.layer, kv_head)) + offset * 4;
+    tile.values[group] =
+        reinterpret_cast<const Element*>(call.cache->values(page, call.layer, kv_head)) +
+        offset * call.head_dim;
+  }
+  return tile;
+}
+
+// Widens a tile to float once for many row blocks; `buffer` holds 2 * 64 * head_dim floats.
+// `tokens` is the number of tile tokens that were written.
+template <class Element>
+inline Tile<float> widen_tile(const Tile<Element>& tile, int head_dim, int tokens, float* buffer) {
+  Tile<float> wide;
+  wide.key_stride = size_t(kTileTokens) * 4;
+  wide.first = tile.first;
+  wide.last = tile.last;
+  float* values = buffer + size_t(kTileTokens) * head_dim;
+  for (int group = tile.first; group < tile.last; ++group) {
+    float* keys = buffer + group * kGroupTokens * 4;
+    for (int quad = 0; quad < head_dim / 4; ++quad) {
+      for (int v = 0; v < 4; ++v) {
+        simd::store(keys + quad * wide.key_stride + 16 * v,
+                    load_element(tile.keys[group] + quad * tile.key_stride + 16 * v));
+      }
+    }
+    wide.keys[group] = keys;
+    wide.values[group] = values + size_t(group) * kGroupTokens * head_dim;
+    const int left = tokens - group * kGroupTokens;
+    const int count = (left < kGroupTokens ? left : kGroupTokens) * head_dim;
+    for (int i = 0; i < count; i += 16) {
+      simd::store(values + size_t(group) * kGroupTokens * head_dim + i,
+                  load_element(tile.values[group] + i));
+    }
+  }
+  return wide;
+}
+
+inline bool is_wide(const float*) { return true; }
+template <class Element>
+inline bool is_wide(const Element*) { return false; }
+
+// One segment (absolute positions [segment, segment + 512)) into a fresh state.
+template <class Element>
+inline void attend_segment(const AttentionCall& call, const AttentionTask& task,
+                           const RowBlock& block, int segment, const State& state, float* buffer) {
+  clear_state(state, block.rows, call.head_dim);
+  const int32_t* table = call.tables + size_t(task.sequence) * call.table_stride;
+  // Rows are token-major, so the first sees the earliest token and the last the latest.
+  const int lowest = block.low[0], highest = block.high[block.rows - 1];
+  for (int start = segment; start < segment + kSegmentTokens && start < highest;
+       start += kTileTokens) {
+    const int begin = lowest > start ? lowest : start;
+    const int end = highest < start + kTileTokens ? highest : start + kTileTokens;
+    if (begin >= end) continue;
+    const Tile<Element> tile =
+        page_tile<Element>(call, table, task.kv_head, start, begin, end);
+    if (block.rows <= kMaxRows || is_wide(tile.keys[tile.first])) {
+      attend_block(call, block, start, tile, state);
+    } else {
+      attend_block(call, block, start, widen_tile(tile, call.head_dim, end - start, buffer),
+                   state);
+    }
+  }
+}
+
+// total = total merged with the state of the next segment, row by row.
+inline void merge_state(const State& total, const State& next, int rows, int head_dim) {
+  for (int r = 0; r < rows; ++r) {
+    if (next.maximum[r] == -__builtin_inff()) continue;
+    float* output = total.output + size_t(r) * head_dim;
+    const float* other = next.output + size_t(r) * head_dim;
+    if (total.maximum[r] == -__builtin_inff()) {
+      memcpy(output, other, sizeof(float) * head_dim);
+      total.maximum[r] = next.maximum[r];
+      total.sum[r] = next.sum[r];
+      continue;
+    }
+    const float maximum =
+        total.maximum[r] > next.maximum[r] ? total.maximum[r] : next.maximum[r];
+    const float left = exp_scalar(total.maximum[r] - maximum);
+    const float right = exp_scalar(next.maximum[r] - maximum);
+    const simd::F16 left_factor = simd::set1(left), right_factor = simd::set1(right);
+    for (int d = 0; d < head_dim; d += 16) {
+      simd::store(output + d, simd::fma(simd::load(output + d), left_factor,
+                                        simd::mul(simd::load(other + d), right_factor)));
+    }
+    total.sum[r] = total.sum[r] * left + next.sum[r] * right;
+    total.maximum[r] = maximum;
+  }
+}
+
+// Queries of a task, scaled and gathered, with the positions each row sees.
+inline RowBlock gather_rows(const AttentionCall& call, const AttentionTask& task, float* q, int* low,
+                            int* high) {
+  const int group = call.heads / call.kv_heads, head_dim = call.head_dim;
+  const simd::F16 scale = simd::set1(call.scale);
+  int row = 0;
+  for (int i = 0; i < task.tokens; ++i) {
+    const float* token = call.q + size_t(task.token + i) * call.heads * head_dim;
+    const int position = task.position + i;
+    for (int g = 0; g < group; ++g, ++row) {
+      const float* source = token + size_t(task.kv_head * group + g) * head_dim;
+      for (int d = 0; d < head_dim; d += 16) {
+        simd::store(q + size_t(row) * head_dim + d, simd::mul(simd::load(source + d), scale));
+      }
+      high[row] = position + 1;
+      low[row] = call.window > 0 && position + 1 > call.window ? position + 1 - call.window : 0;
+    }
+  }
+  return RowBlock{q, low, high, row};
+}
+
+inline void write_output(const AttentionCall& call, const AttentionTask& task, const State& total) {
+  const int group = call.heads / call.kv_heads, head_dim = call.head_dim;
+  int row = 0;
+  for (int i = 0; i < task.tokens; ++i) {
+    for (int g = 0; g < group; ++g, ++row) {
+      float* out = call.out + (size_t(task.token + i) * call.heads + task.kv_head * group + g) *
+                                  head_dim;
+      const simd::F16 factor = simd::set1(1.0f / total.sum[row]);
+      const float* output = total.output + size_t(row) * head_dim;
+      for (int d = 0; d < head_dim; d += 16) {
+        simd::store(out + d, simd::mul(simd::load(output + d), factor));
+      }
+    }
+  }
+}
+
+// Bump allocation inside one worker's scratch (attention_scratch_floats() long).
+struct TaskScratch {
+  float* q;
+  int* low;
+  int* high;
+  State total;
+  State next;
+  float* tile;
+};
+
+inline TaskScratch cut_scratch(float* scratch, int rows, int head_dim) {
+  TaskScratch cut;
+  const size_t matrix = size_t(rows) * head_dim, column = (size_t(rows) + 15) / 16 * 16;
+  cut.q = scratch;
+  cut.total.output = cut.q + matrix;
+  cut.next.output = cut.total.output + matrix;
+  cut.tile = cut.next.output + matrix;
+  float* columns = cut.tile + 2 * size_t(kTileTokens) * head_dim;
+  cut.total.maximum = columns;
+  cut.total.sum = columns + column;
+  cut.next.maximum = columns + 2 * column;
+  cut.next.sum = columns + 3 * column;
+  cut.low = reinterpret_cast<int*>(columns + 4 * column);
+  cut.high = reinterpret_cast<int*>(columns + 5 * column);
+  return cut;
+}
+
+inline int first_segment(int low) { return low / kSegmentTokens * kSegmentTokens; }
+
+template <class Element>
+inline void attention_task(const AttentionCall& call, const AttentionTask& task, float* scratch) {
+  const int rows = task.tokens * (call.heads / call.kv_heads);
+  const TaskScratch cut = cut_scratch(scratch, rows, call.head_dim);
+  const RowBlock block = gather_rows(call, task, cut.q, cut.low, cut.high);
+  const int first = first_segment(block.low[0]);
+  attend_segment<Element>(call, task, block, first, cut.total, cut.tile);
+  for (int segment = first + kSegmentTokens; segment < block.high[rows - 1];
+       segment += kSegmentTokens) {
+    attend_segment<Element>(call, task, block, segment, cut.next, cut.tile);
+    merge_state(cut.total, cut.next, rows, call.head_dim);
+  }
+  write_output(call, task, cut.total);
+}
+
+constexpr int kMaxSplitTasks = 256;
+
+// Where the segments of each task start in the list of parts of a split call.
+struct SplitPlan {
+  int first_part[kMaxSplitTasks + 1];
+  size_t first_float[kMaxSplitTasks + 1];
+};
+
+inline int task_first_segment(const AttentionCall& call, const AttentionTask& task) {
+  const int low = call.window > 0 && task.position + 1 > call.window
+                      ? task.position + 1 - call.window
+                      : 0;
+  return first_segment(low);
+}
+
+// Splitting pays when there are too few tasks for the threads and some task has many segments.
+inline bool plan_split(const AttentionCall& call, const AttentionTask* tasks, size_t count,
+                       int threads, SplitPlan* plan) {
+  if (threads < 2 || count >= size_t(threads) * 4 || count > size_t(kMaxSplitTasks)) return false;
+  plan->first_part[0] = 0;
+  plan->first_float[0] = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const int span = tasks[i].position + tasks[i].tokens - task_first_segment(call, tasks[i]);
+    const int parts = (span + kSegmentTokens - 1) / kSegmentTokens;
+    const size_t rows = size_t(tasks[i].tokens) * (call.heads / call.kv_heads);
+    plan->first_part[i + 1] = plan->first_part[i] + parts;
+    plan->first_float[i + 1] = plan->first_float[i] + parts * rows * (call.head_dim + 2);
+  }
+  return size_t(plan->first_part[count]) > count && plan->first_float[count] <= call.split_floats;
+}
+
+inline State part_state(const AttentionCall& call, const SplitPlan& plan, size_t task, int part,
+                        int rows) {
+  float* base = call.split + plan.first_float[task] +
+                size_t(part) * rows * (size_t(call.head_dim) + 2);
+  const size_t matrix = size_t(rows) * call.head_dim;
+  return State{base + matrix, base + matrix + rows, base};
+}
+
+template <class Element>
+inline void split_attention(Pool& pool, const AttentionCall& call, const AttentionTask* tasks,
+                            size_t count, const SplitPlan& plan) {
+  const int group = call.heads / call.kv_heads;
+  pool.parallel_for(
+      size_t(plan.first_part[count]), 1, [&](size_t begin, size_t end, int worker) {
+        float* scratch = call.scratch + size_t(worker) * call.scratch_floats;
+        size_t task = 0;
+        for (size_t part = begin; part < end; ++part) {
+          while (size_t(plan.first_part[task + 1]) <= part) ++task;
+          const int rows = tasks[task].tokens * group;
+          const int index = int(part) - plan.first_part[task];
+          const TaskScratch cut = cut_scratch(scratch, rows, call.head_dim);
+          const RowBlock block = gather_rows(call, tasks[task], cut.q, cut.low, cut.high);
+          attend_segment<Element>(
+              call, tasks[task], block,
+              task_first_segment(call, tasks[task]) + index * kSegmentTokens,
+              part_state(call, plan, task, index, rows), cut.tile);
+        }
+      });
+  pool.parallel_for(count, 1, [&](size_t begin, size_t end, int) {
+    for (size_t task = begin; task < end; ++task) {
+      const int rows = tasks[task].tokens * group;
+      const int parts = plan.first_part[task + 1] - plan.first_part[task];
+      const State total = part_state(call, plan, task, 0, rows);
+      for (int part = 1; part < parts; ++part) {
+        merge_state(total, part_state(call, plan, task, part, rows), rows, call.head_dim);
+      }
+      write_output(call, tasks[task], total);
+    }
+  });
+}
+
+template <class Element>
+inline void run_attention(Pool& pool, const AttentionCall& call, const AttentionTask* tasks,
+                          size_t count) {
+  SplitPlan plan;
+  if (plan_split(call, tasks, count, pool.threads(), &plan)) {
+    split_attention<Element>(pool, call, tasks, count, plan);
+    return;
+  }
+  pool.parallel_for(count, 1, [&](size_t begin, size_t end, int worker) {
+    float* scratch = call.scratch + size_t(worker) * call.scratch_floats;
+    for (size_t task = begin; task < end; ++task) {
+      attention_task<Element>(call, tasks[task], scratch);
+    }
+  });
+}
+
+inline void attention(Pool& pool, const AttentionCall& call, const AttentionTask* tasks,
+                      size_t count) {
+  if (call.cache->geometry.format == KvFormat::Fp16) {
+    run_attention<Half>(pool, call, tasks, count);
+  } else {
+    run_attention<float>(pool, call, tasks, count);
+  }
+}
+
+}  // namespace OCTAVO_TIER
+}  // namespace octavo

@@ -1,0 +1,111 @@
+// Vector helpers of attention and of the element-wise operators on top of simd.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "octavo/simd.h"
+#include "octavo/tier.h"
+
+namespace octavo {
+namespace OCTAVO_TIER {
+
+using Half = uint16_t;
+
+OCTAVO_INLINE simd::F16 load_element(const Half* p) { return simd::load_fp16(p); }
+OCTAVO_INLINE simd::F16 load_element(const float* p) { return simd::load(p); }
+OCTAVO_INLINE void store_element(Half* p, simd::F16 a) { simd::store_fp16(p, a); }
+OCTAVO_INLINE void store_element(float* p, simd::F16 a) { simd::store(p, a); }
+
+// The first n <= 16 lanes; the rest reads as zero and is not written.
+OCTAVO_INLINE simd::F16 take(const float* p, int n) {
+  return n == 16 ? simd::load(p) : simd::load_partial(p, n);
+}
+OCTAVO_INLINE void put(float* p, simd::F16 a, int n) {
+  if (n == 16) {
+    simd::store(p, a);
+  } else {
+    simd::store_partial(p, a, n);
+  }
+}
+
+// Lanes [begin, end) from a, the others from b; the bounds may lie outside of [0, 16].
+OCTAVO_INLINE simd::F16 select_span(int begin, int end, simd::F16 a, simd::F16 b) {
+  if (begin > 0) a = simd::select_first(begin, b, a);
+  return end < 16 ? simd::select_first(end, a, b) : a;
+}
+
+// Four floats repeated over the vector.
+OCTAVO_INLINE simd::F16 broadcast_quad(const float* p) {
+#if defined(OCTAVO_TIER_AVX512)
+  return {_mm512_broadcast_f32x4(_mm_loadu_ps(p))};
+#elif defined(OCTAVO_TIER_AVX2)
+  const __m256 four = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
+  return {four, four};
+#else
+  return simd::each([&](int i) { return p[i % 4]; });
+#endif
+}
+
+#if defined(OCTAVO_TIER_AVX512) || defined(OCTAVO_TIER_AVX2)
+OCTAVO_INLINE __m256 quad_sum_of_eight(__m256 a_low, __m256 a_high, __m256 b_low, __m256 b_high) {
+  const __m256 sums =
+      _mm256_hadd_ps(_mm256_hadd_ps(a_low, a_high), _mm256_hadd_ps(b_low, b_high));
+  return _mm256_permutevar8x32_ps(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+#endif
+
+// Lane 4 i + j: (x0 + x1) + (x2 + x3) of quad j of the i-th vector.
+OCTAVO_INLINE simd::F16 quad_sum(simd::F16 a, simd::F16 b, simd::F16 c, simd::F16 d) {
+#if defined(OCTAVO_TIER_AVX512)
+  const auto low = [](simd::F16 x) { return _mm512_castps512_ps256(x.v); };
+  const auto high = [](simd::F16 x) { return _mm512_extractf32x8_ps(x.v, 1); };
+  const __m256 first = quad_sum_of_eight(low(a), high(a), low(b), high(b));
+  const __m256 second = quad_sum_of_eight(low(c), high(c), low(d), high(d));
+  return {_mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1)};
+#elif defined(OCTAVO_TIER_AVX2)
+  return {quad_sum_of_eight(a.lo, a.hi, b.lo, b.hi), quad_sum_of_eight(c.lo, c.hi, d.lo, d.hi)};
+#else
+  const simd::F16 vectors[4] = {a, b, c, d};
+  return simd::each([&](int i) {
+    const float* x = vectors[i / 4].v + i % 4 * 4;
+    return (x[0] + x[1]) + (x[2] + x[3]);
+  });
+#endif
+}
+
+// Lanes 2 i and 2 i + 1 exchanged.
+OCTAVO_INLINE simd::F16 swap_pairs(simd::F16 a) {
+#if defined(OCTAVO_TIER_AVX512)
+  return {_mm512_permute_ps(a.v, 0xb1)};
+#elif defined(OCTAVO_TIER_AVX2)
+  return {_mm256_permute_ps(a.lo, 0xb1), _mm256_permute_ps(a.hi, 0xb1)};
+#else
+  return simd::each([&](int i) { return a.v[i ^ 1]; });
+#endif
+}
+
+OCTAVO_INLINE float first_lane(simd::F16 a) {
+#if defined(OCTAVO_TIER_AVX512)
+  return _mm512_cvtss_f32(a.v);
+#elif defined(OCTAVO_TIER_AVX2)
+  return _mm256_cvtss_f32(a.lo);
+#else
+  return a.v[0];
+#endif
+}
+
+OCTAVO_INLINE simd::F16 sigmoid(simd::F16 x) {
+  const simd::F16 one = simd::set1(1.0f);
+  return simd::div(one, simd::add(one, simd::exp(simd::neg(x))));
+}
+
+// c tanh(x / c), by tanh(z) = 2 sigmoid(2 z) - 1; absolute error about 1e-7 c.
+OCTAVO_INLINE simd::F16 cap(simd::F16 x, float c) {
+  const simd::F16 z = simd::div(simd::add(x, x), simd::set1(c));
+  const simd::F16 limit = simd::set1(c);
+  return simd::sub(simd::mul(simd::add(limit, limit), sigmoid(z)), limit);
+}
+
+}  // namespace OCTAVO_TIER
+}  // namespace octavo
