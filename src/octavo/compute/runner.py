@@ -18,19 +18,20 @@ NUMERICS_VERSION = "1"
 """Raised whenever a change of the kernels changes a bit of any logit or cached K or V."""
 
 BACKENDS = ("cpu", "reference")
+DEFAULT_ACTIVATIONS = "int8"
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeOptions:
     """How to run a model; None leaves the choice of threads or instruction set to the back end.
 
-    The reference interpreter always computes in float32 on one thread: it takes no `activations`
-    but "fp32" (or the default "int8", which does not apply to it), and no `threads` or `tier`.
+    The reference interpreter computes in float32 with numpy: it refuses `threads`, `tier` and any
+    `activations` but "fp32" and the default, which stands for what the back end does by default.
     """
 
     backend: str = "cpu"
     threads: int | None = None
-    activations: str = "int8"
+    activations: str = DEFAULT_ACTIVATIONS
     kv_format: str = "fp16"
     max_batch_tokens: int = 2048
     tier: str | None = None
@@ -107,9 +108,16 @@ def _open_cpu(
 def _open_reference(file: GgufFile, program: Program, options: ComputeOptions) -> StepModel:
     from octavo.compute.kernels.reference.model import ReferenceModel
 
-    for name, value in (("threads", options.threads), ("cpu_tier", options.tier)):
-        if value is not None:
+    for name, value, neutral in (
+        ("threads", options.threads, (None,)),
+        ("cpu_tier", options.tier, (None,)),
+        ("activations", options.activations, (DEFAULT_ACTIVATIONS, "fp32")),
+    ):
+        if value not in neutral:
             raise SettingsError(
-                "does not apply to the reference back end", field=f"compute.{name}"
+                f"{value} does not apply to the reference back end, which computes in float32"
+                " with numpy",
+                field=f"compute.{name}",
+                remedy="leave it out or use compute.backend cpu",
             )
     return ReferenceModel(program, GgufWeights(file), kv_format=options.kv_format)

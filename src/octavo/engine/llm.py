@@ -225,7 +225,7 @@ class LLM:
 
     def _windows(self, text: Prompt, size: int, max_tokens: int | None) -> Iterator[list[int]]:
         ids = (
-            self.tokenizer.encode(text, parse_special=False)
+            self.tokenizer.encode(text, add_special=False, parse_special=False)
             if isinstance(text, str)
             else list(text)
         )[:max_tokens]

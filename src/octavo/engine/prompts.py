@@ -11,7 +11,7 @@ from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
 from octavo.core.seeds import derive_seed
 from octavo.text.tokenizer import Tokenizer
-from octavo.text.unicode import check_text
+from octavo.text.checks import check_text
 
 _SEED_MASK = 2**64 - 1
 
@@ -56,7 +56,7 @@ def prepare(
     if isinstance(prompt, str):
         check_text(prompt, field)
         text: str | None = prompt
-        ids = tuple(tokenizer.with_bos(tokenizer.encode(prompt, parse_special=False)))
+        ids = tuple(tokenizer.encode(prompt, add_special=True, parse_special=False))
     else:
         text = None
         ids = _checked_ids(prompt, limits.vocabulary_size, field)

@@ -71,10 +71,8 @@ class EngineMetrics:
         self.computed_tokens = Counter("computed_tokens", "Tokens computed, prefill and decode")
         self.generated_tokens = Counter("generated_tokens", "Tokens accepted into answers")
         self.requests = Counter("requests", "Requests added")
-        self.finished = Counter("finished", "Requests ended by a stop or at their length")
-        self.cancelled = Counter("cancelled", "Requests cancelled")
-        self.failed = Counter("failed", "Requests ended by an error")
-        self.step_seconds = Histogram("step_seconds", "Wall time of a step")
+        self.failed_steps = Counter("failed_steps", "Steps whose executor raised")
+        self.step_seconds = Histogram("step_seconds", "Wall time of a step, planning included")
         self.native_seconds = Counter("native_seconds", "Time of steps spent inside kernels")
         self.rows = Gauge("rows", "Requests computed by the last step")
 

@@ -1,0 +1,114 @@
+"""The loop: plan, commit, execute, take the results."""
+
+from __future__ import annotations
+
+from octavo.core.clock import Clock, monotonic
+from octavo.core.errors import EngineError
+from octavo.core.ids import RequestId
+from octavo.core.output import EngineOutput
+from octavo.core.request import FinishReason, Request
+from octavo.engine.executor import Executor
+from octavo.observe.metrics import EngineMetrics
+from octavo.schedule.plan import RowResult, StepPlan, StepResult
+from octavo.schedule.scheduler import Scheduler
+
+_MAX_EMPTY_STEPS = 3
+
+
+class Engine:
+    """One scheduler on one executor. Not thread-safe: `Client` has the lock.
+
+    An executor that raises fails only the requests of that step. An interrupt (Ctrl-C) in the
+    middle of a step leaves its plan pending, and the next step runs it again: executors give the
+    same result for a plan that is run twice.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        metrics: EngineMetrics | None = None,
+        clock: Clock = monotonic,
+    ):
+        self.scheduler = scheduler
+        self.metrics = metrics or EngineMetrics()
+        self._executor = executor
+        self._clock = clock
+        self._pending: StepPlan | None = None
+        self._empty_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: it could not even run alone.
+        """
+        self.scheduler.add(request)
+        self.metrics.requests.add()
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """End a request without an answer; False if it is not there. It makes no more news."""
+        return self.scheduler.cancel(request_id)
+
+    def finish(self, request_id: RequestId) -> bool:
+        """End a request whose reader has enough; False if it is not there. No more news of it."""
+        return self.scheduler.finish(request_id, FinishReason.STOP)
+
+    def step(self) -> list[EngineOutput]:
+        """Make one step; the news of its requests.
+
+        Raises:
+            EngineError: there is work but nothing to run, which is a defect of the scheduler.
+        """
+        started = self._clock()
+        if self._pending is None:
+            plan = self.scheduler.plan()
+            self.scheduler.commit(plan)
+            self._pending = plan
+        plan = self._pending
+        result = self._execute(plan)
+        self._pending = None
+        outputs = self.scheduler.on_result(result)
+        self._check_progress(plan)
+        self._measure(plan, result, outputs, self._clock() - started)
+        return outputs
+
+    def close(self) -> None:
+        """Free weights and cache; safe to call twice."""
+        self._executor.close()
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        started = self._clock()
+        try:
+            return self._executor.execute(plan)
+        except Exception as error:
+            self.metrics.failed_steps.add()
+            message = f"the step failed: {type(error).__name__}: {error}"
+            rows = tuple(RowResult(row.row, row.request_id, error=message) for row in plan.rows)
+            return StepResult(plan.number, rows, self._clock() - started)
+
+    def _check_progress(self, plan: StepPlan) -> None:
+        self._empty_steps = self._empty_steps + 1 if plan.is_empty and self.has_work else 0
+        if self._empty_steps > _MAX_EMPTY_STEPS:
+            raise EngineError(
+                f"{self.scheduler.waiting_count} requests wait and nothing can run",
+                remedy="please report this with the request sizes and memory settings",
+            )
+
+    def _measure(
+        self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput], seconds: float
+    ) -> None:
+        metrics = self.metrics
+        metrics.rows.set(len(plan.rows))
+        if plan.is_empty:
+            return
+        metrics.steps.add()
+        metrics.computed_tokens.add(plan.token_count)
+        metrics.generated_tokens.add(sum(len(output.token_ids) for output in outputs))
+        metrics.step_seconds.observe(seconds)
+        metrics.native_seconds.add(result.native_seconds)
