@@ -14,6 +14,8 @@ namespace octavo {
 namespace {
 
 constexpr size_t huge_page_bytes = size_t{2} << 20;
+constexpr size_t chunk_bytes = size_t{64} << 20;
+constexpr size_t line_bytes = 64;
 
 #if defined(__linux__)
 // mmap aligns to small pages only: take one huge page more and give the edges back.
@@ -71,6 +73,23 @@ void HugeBuffer::release() {
   if (data_ != nullptr) unmap(data_, bytes_);
   data_ = nullptr;
   bytes_ = 0;
+}
+
+Arena::Arena() = default;
+Arena::~Arena() = default;
+
+void* Arena::allocate(size_t bytes) {
+  if (bytes > SIZE_MAX - 2 * huge_page_bytes) throw std::bad_alloc();
+  const size_t size = (bytes + line_bytes - 1) / line_bytes * line_bytes;
+  if (chunks_.empty() || chunks_.back().bytes() - chunk_offset_ < size) {
+    // The rest of the old chunk is never touched, so it costs address space only.
+    chunks_.emplace_back(size > chunk_bytes ? size : chunk_bytes);
+    chunk_offset_ = 0;
+  }
+  void* result = static_cast<char*>(chunks_.back().data()) + chunk_offset_;
+  chunk_offset_ += size;
+  used_bytes_ += size;
+  return result;
 }
 
 }  // namespace octavo

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 namespace octavo {
 
@@ -25,6 +26,25 @@ class HugeBuffer {
 
   void* data_ = nullptr;
   size_t bytes_ = 0;
+};
+
+// Memory that only grows and is freed as a whole: many tensors share huge pages without waste.
+class Arena {
+ public:
+  Arena();
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // 64-byte aligned, zero, valid until the arena dies. Throws std::bad_alloc.
+  void* allocate(size_t bytes);
+  // Sum of the sizes handed out.
+  size_t used_bytes() const { return used_bytes_; }
+
+ private:
+  std::vector<HugeBuffer> chunks_;
+  size_t chunk_offset_ = 0;
+  size_t used_bytes_ = 0;
 };
 
 }  // namespace octavo

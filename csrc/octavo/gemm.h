@@ -1,0 +1,242 @@
+// The linear operator: y = x * weight^T (+ bias) over packed weights, and row look-up.
+//
+// An output element has the same bits for any number of rows, any thread count and any tier: the
+// inputs are never split, and groups are added in order.
+#pragma once
+
+#include "gemm_float.h"
+#include "gemm_kernel.h"
+#include "pool.h"
+#include "quantize.h"
+#include "simd.h"
+
+namespace octavo::OCTAVO_TIER {
+
+// Term rows that go through a panel before the next panel is read.
+constexpr int64_t block_rows = 96;
+// Blocks per pass: their unpacked codes (16 KiB) stay in the first-level cache over all row tiles.
+constexpr int64_t pass_blocks = 16;
+// From this many rows on, unpacking a panel of 4-bit codes once beats unpacking it per row tile.
+constexpr int64_t unpack_rows = 24;
+
+struct TileKernels {
+  TileKernel by_rows[max_tile_rows];
+};
+
+template <class Format>
+TileKernels tile_kernels() {
+  if constexpr (max_tile_rows == 6) {
+    return {{tile_kernel<1, Format>, tile_kernel<2, Format>, tile_kernel<3, Format>,
+             tile_kernel<4, Format>, tile_kernel<5, Format>, tile_kernel<6, Format>}};
+  } else if constexpr (max_tile_rows == 4) {
+    return {{tile_kernel<1, Format>, tile_kernel<2, Format>, tile_kernel<3, Format>,
+             tile_kernel<4, Format>}};
+  } else {
+    return {{tile_kernel<1, Format>, tile_kernel<2, Format>}};
+  }
+}
+
+template <bool Packed>
+TileKernels kernels_for_nibbles(const PanelFormat& format) {
+  if (format.group == 16) {
+    return format.affine ? tile_kernels<CodeFormat<Packed, 16, true, 15>>()
+                         : tile_kernels<CodeFormat<Packed, 16, false, 15>>();
+  }
+  return format.affine ? tile_kernels<CodeFormat<Packed, 32, true, 15>>()
+                       : tile_kernels<CodeFormat<Packed, 32, false, 15>>();
+}
+
+// `packed` says how the codes lie when the kernel sees them, after any unpacking.
+inline TileKernels kernels_for(const PanelFormat& format, bool packed) {
+  if (format.largest_code <= 15) {
+    return packed ? kernels_for_nibbles<true>(format) : kernels_for_nibbles<false>(format);
+  }
+  if (format.largest_code > 63) return tile_kernels<CodeFormat<false, 32, false, 255>>();
+  if (format.group == 16) return tile_kernels<CodeFormat<false, 16, false, 63>>();
+  return format.affine ? tile_kernels<CodeFormat<false, 32, true, 31>>()
+                       : tile_kernels<CodeFormat<false, 32, false, 31>>();
+}
+
+inline void unpack_nibbles(const uint8_t* codes, size_t stride, int64_t blocks, uint8_t* out) {
+  constexpr int half = block_inputs * panel_channels / 2;
+  for (int64_t block = 0; block < blocks; ++block, codes += stride, out += 2 * half) {
+    for (int i = 0; i < half; i += 64) {
+      const simd::Bytes both = simd::load_bytes(codes + i);
+      simd::store_bytes(out + i, simd::low_nibbles(both));
+      simd::store_bytes(out + half + i, simd::high_nibbles(both));
+    }
+  }
+}
+
+// Rows of the next tile: full tiles, but no single row left over where two tiles can share.
+inline int64_t next_tile_rows(int64_t left) {
+  if (left <= max_tile_rows) return left;
+  if (left < 2 * max_tile_rows) return (left + 1) / 2;
+  return max_tile_rows;
+}
+
+// sums [rows][32] = term rows [first, first + rows) * panel.
+inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
+                          const ActivationBuffer& buffer, int64_t first, int64_t rows,
+                          float* sums) {
+  alignas(64) uint8_t unpacked[pass_blocks * block_inputs * panel_channels];
+  const bool unpack = weight.format.storage == Storage::Codes4 && rows >= unpack_rows;
+  const TileKernels kernels =
+      kernels_for(weight.format, weight.format.storage == Storage::Codes4 && !unpack);
+  const int64_t blocks = weight.width / block_inputs;
+  const int64_t tiles = (rows + max_tile_rows - 1) / max_tile_rows;
+  const int block_lines = static_cast<int>((weight.block_bytes + 63) / 64);
+  // A lone row reads ahead in its own stream; more rows leave time to fetch the next panel.
+  const int lines = rows == 1 ? block_lines : static_cast<int>((block_lines + tiles - 1) / tiles);
+  for (int64_t i = 0; i < rows * panel_channels; ++i) sums[i] = 0.0f;
+  const int64_t pass = rows == 1 ? blocks : pass_blocks;
+  for (int64_t block = 0; block < blocks; block += pass) {
+    const int64_t count = blocks - block < pass ? blocks - block : pass;
+    const uint8_t* scales = panel + static_cast<size_t>(block) * weight.block_bytes;
+    const uint8_t* codes = scales + weight.scales_bytes;
+    if (unpack) unpack_nibbles(codes, weight.block_bytes, count, unpacked);
+    const uint8_t* ahead = rows == 1 ? scales + 2048 : scales + weight.panel_bytes;
+    for (int64_t row = 0; row < rows;) {
+      const int64_t tile = next_tile_rows(rows - row);
+      TileArguments a;
+      a.scales = scales;
+      a.scales_stride = weight.block_bytes;
+      a.codes = unpack ? unpacked : codes;
+      a.codes_stride = unpack ? block_inputs * panel_channels : weight.block_bytes;
+      a.blocks = count;
+      a.activations =
+          buffer.codes + (first + row) * buffer.codes_stride + block * block_inputs;
+      a.activations_stride = buffer.codes_stride;
+      a.groups = buffer.groups + (first + row) * buffer.groups_stride + block;
+      a.groups_stride = buffer.groups_stride;
+      a.zero_point = weight.format.zero_point;
+      a.sums = sums + row * panel_channels;
+      a.prefetch = ahead;
+      a.prefetch_lines = lines;
+      kernels.by_rows[tile - 1](a);
+      ahead += static_cast<size_t>(count) * lines * 64;
+      row += tile;
+    }
+  }
+}
+
+// Scales, adds the bias and stores `rows` rows of a panel; `terms` sums make one row.
+inline void store_panel(const LinearTarget& target, int64_t panel, const float* sums, int64_t terms,
+                        int64_t first_row, int64_t rows) {
+  const simd::F16 tensor_scale = simd::set1(target.weight->tensor_scale);
+  for (int half = 0; half < 2; ++half) {
+    const int64_t channel = panel * panel_channels + 16 * half;
+    const int64_t left = target.weight->channels - channel;
+    if (left <= 0) return;
+    const int count = static_cast<int>(left < 16 ? left : 16);
+    const bool biased = target.bias != nullptr;
+    const simd::F16 bias = biased ? simd::load_partial(target.bias + channel, count) : simd::zero();
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* sum = sums + row * terms * panel_channels + 16 * half;
+      simd::F16 value = simd::load(sum);
+      if (terms == 2) value = simd::add(value, simd::load(sum + panel_channels));
+      value = simd::mul(value, tensor_scale);
+      if (biased) value = simd::add(value, bias);
+      float* out = target.y + (first_row + row) * target.ldy + channel;
+      if (count == 16) {
+        simd::store(out, value);
+      } else {
+        simd::store_partial(out, value, count);
+      }
+    }
+  }
+}
+
+// One panel of one weight for one block of rows.
+inline void linear_task(const LinearTarget& target, const ActivationBuffer& buffer, int64_t panel,
+                        int64_t first_term, int64_t term_count, int64_t terms) {
+  alignas(64) float sums[block_rows * panel_channels];
+  const PackedWeight& weight = *target.weight;
+  const uint8_t* data = weight.data + static_cast<size_t>(panel) * weight.panel_bytes;
+  const int64_t first_row = first_term / terms;
+  const int64_t rows = term_count / terms;
+  if (weight.scales_bytes == 0 || buffer.mode == Activations::Fp32) {
+    float_panel(weight, data, buffer.x + first_row * buffer.ldx, buffer.ldx, rows, sums);
+    store_panel(target, panel, sums, 1, first_row, rows);
+  } else {
+    integer_panel(weight, data, buffer, first_term, term_count, sums);
+    store_panel(target, panel, sums, terms, first_row, rows);
+  }
+}
+
+// Several weights over the same activations in one parallel region (q/k/v, gate/up). Every weight
+// must have the buffer's width.
+inline void linear(Pool& pool, const LinearTarget* targets, int count,
+                   const ActivationBuffer& buffer) {
+  const int64_t terms = buffer.mode == Activations::Int8x2 ? 2 : 1;
+  const int64_t term_rows = buffer.rows * terms;
+  const int64_t row_blocks = (term_rows + block_rows - 1) / block_rows;
+  int64_t panels = 0;
+  for (int i = 0; i < count; ++i) panels += targets[i].weight->panels;
+  const int64_t chunk = panels / (8 * pool.threads());
+  pool.parallel_for(row_blocks * panels, chunk > 1 ? chunk : 1,
+                    [&](int64_t begin, int64_t end, int) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task / panels * block_rows;
+      const int64_t left = term_rows - first;
+      int64_t panel = task % panels;
+      const LinearTarget* target = targets;
+      while (panel >= target->weight->panels) panel -= (target++)->weight->panels;
+      linear_task(*target, buffer, panel, first, left < block_rows ? left : block_rows, terms);
+    }
+  });
+}
+
+inline void linear(Pool& pool, const PackedWeight& weight, const ActivationBuffer& buffer,
+                   const float* bias, float* y, int64_t ldy) {
+  const LinearTarget target{&weight, bias, y, ldy};
+  linear(pool, &target, 1, buffer);
+}
+
+// One weight row out of its panel: out[k] = ((d * code + m) * tensor_scale) * scale.
+inline void embed_row(const PackedWeight& weight, int64_t token, float scale, float* out) {
+  const PanelFormat& format = weight.format;
+  const int channel = static_cast<int>(token % panel_channels);
+  const uint8_t* panel =
+      weight.data + static_cast<size_t>(token / panel_channels) * weight.panel_bytes;
+  if (weight.scales_bytes == 0) {
+    for (int64_t k = 0; k < weight.width; ++k) {
+      const int64_t i = k * panel_channels + channel;
+      const float value = format.storage == Storage::Float32
+                              ? reinterpret_cast<const float*>(panel)[i]
+                              : format.storage == Storage::Float16
+                                    ? fp16_to_float(reinterpret_cast<const uint16_t*>(panel)[i])
+                                    : bf16_to_float(reinterpret_cast<const uint16_t*>(panel)[i]);
+      out[k] = value * scale;
+    }
+    return;
+  }
+  const bool packed = format.storage == Storage::Codes4;
+  for (int64_t k = 0; k < weight.width; ++k) {
+    const uint8_t* block = panel + static_cast<size_t>(k / block_inputs) * weight.block_bytes;
+    const int input = static_cast<int>(k % block_inputs);
+    const uint16_t* scales = reinterpret_cast<const uint16_t*>(block) +
+                             input / format.group * panel_channels * (format.affine ? 2 : 1);
+    const int step = packed ? input / 4 % 4 : input / 4;
+    const uint8_t byte = block[weight.scales_bytes +
+                               static_cast<size_t>(step * 128 + channel * 4 + input % 4)];
+    const int code = !packed ? byte : input < 16 ? byte & 15 : byte >> 4;
+    const float d = fp16_to_float(scales[channel]);
+    const float m = format.affine ? fp16_to_float(scales[panel_channels + channel])
+                                  : d * -static_cast<float>(format.zero_point);
+    const float value = __builtin_fmaf(static_cast<float>(code), d, m);
+    out[k] = (value * weight.tensor_scale) * scale;
+  }
+}
+
+// out [rows][width] = weight[tokens[r]] * scale, rows ldo apart. Tokens must lie in [0, channels).
+inline void embed_rows(Pool& pool, const PackedWeight& weight, const int32_t* tokens, int64_t rows,
+                       float scale, float* out, int64_t ldo) {
+  pool.parallel_for(rows, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      embed_row(weight, tokens[row], scale, out + row * ldo);
+    }
+  });
+}
+
+}  // namespace octavo::OCTAVO_TIER

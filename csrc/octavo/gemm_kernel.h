@@ -1,0 +1,68 @@
+// Integer micro-kernels: a few term rows times one panel over a run of blocks.
+//
+// Every tier performs the same float operations per output element, in this order, for each group
+// of inputs: i = exact integer sum of (code - zero_point) * activation;
+// f = fma(float(i) * row scale, d, f); affine formats then f = fma(m, scaled sum of the row, f).
+#pragma once
+
+#include "gemm_types.h"
+#include "simd.h"
+
+namespace octavo::OCTAVO_TIER {
+
+// What a kernel needs to know of a format at compile time. `packed` = two codes per byte.
+template <bool Packed, int Group, bool Affine, int LargestCode>
+struct CodeFormat {
+  static constexpr bool packed = Packed;
+  static constexpr int group = Group;
+  static constexpr bool affine = Affine;
+  static constexpr int largest_code = LargestCode;
+  static constexpr int groups = block_inputs / Group;
+  static constexpr int group_scales_bytes = (Affine ? 2 : 1) * panel_channels * 2;
+};
+
+struct TileArguments {
+  // Scales and codes of the first block, with their distance to the next block's.
+  const uint8_t* scales;
+  size_t scales_stride;
+  const uint8_t* codes;
+  size_t codes_stride;
+  int64_t blocks;
+  const int8_t* activations;
+  int64_t activations_stride;
+  const ActivationGroup* groups;
+  int64_t groups_stride;
+  int zero_point;
+  // [rows][32] partial results, read and written.
+  float* sums;
+  // Lines of memory needed soon, spread over the blocks.
+  const uint8_t* prefetch;
+  int prefetch_lines;
+};
+
+using TileKernel = void (*)(const TileArguments&);
+
+template <class Format>
+OCTAVO_INLINE int32_t code_sum(const ActivationGroup& group, int part) {
+  if constexpr (Format::group == block_inputs) return group.half_sum[0] + group.half_sum[1];
+  return group.half_sum[part];
+}
+
+template <class Format>
+OCTAVO_INLINE float scaled_code_sum(const ActivationGroup& group, int part) {
+  if constexpr (Format::group == block_inputs) return group.scaled_sum;
+  return group.scale * static_cast<float>(group.half_sum[part]);
+}
+
+OCTAVO_INLINE void prefetch_block(const TileArguments& a, int64_t block) {
+  const uint8_t* line = a.prefetch + static_cast<size_t>(block) * a.prefetch_lines * 64;
+  for (int i = 0; i < a.prefetch_lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
+}
+
+}  // namespace octavo::OCTAVO_TIER
+
+#if defined(OCTAVO_TIER_AVX2)
+#include "gemm_kernel_avx2.h"
+#else
+#include "gemm_kernel_generic.h"
+#endif

@@ -1,0 +1,161 @@
+// Integer micro-kernel for AVX2 without VNNI.
+//
+// maddubs adds two products u8 * s8 with 16-bit saturation, so the way to an exact sum depends on
+// the largest code: up to 15, the eight steps of a group fit 16 bits (8 * 2 * 15 * 127 < 2^15);
+// up to 63, two steps do; full bytes (zero point 128) become signed and lend their sign to the
+// activation, whose pair sums then stay below 2 * 128 * 127.
+#pragma once
+
+#include <immintrin.h>
+
+#include "gemm_kernel.h"
+
+namespace octavo::OCTAVO_TIER {
+
+constexpr int max_tile_rows = 4;
+
+template <class Format>
+constexpr bool signed_codes = Format::largest_code > 63;
+
+// 8 channels of one step; `column` counts registers of 8 channels.
+template <class Format>
+OCTAVO_INLINE __m256i load_column(const uint8_t* codes, int step, int column) {
+  if constexpr (Format::packed) {
+    const __m256i both = _mm256_load_si256(
+        reinterpret_cast<const __m256i*>(codes + (step & 3) * 128 + column * 32));
+    const __m256i mask = _mm256_set1_epi8(15);
+    return step < 4 ? _mm256_and_si256(both, mask)
+                    : _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+  } else {
+    return _mm256_load_si256(
+        reinterpret_cast<const __m256i*>(codes + step * 128 + column * 32));
+  }
+}
+
+OCTAVO_INLINE __m256i load_four(const int8_t* activations) {
+  int32_t four;
+  __builtin_memcpy(&four, activations, sizeof four);
+  return _mm256_set1_epi32(four);
+}
+
+// Steps whose pair sums may be added in 16 bits before they are widened.
+template <class Format>
+constexpr int steps_in_16_bits() {
+  if (signed_codes<Format>) return 1;
+  constexpr int fit = 32767 / (2 * 127 * Format::largest_code);
+  constexpr int steps = Format::group / 4;
+  return fit >= steps ? steps : 2;
+}
+
+template <int Rows, int Columns, class Format>
+OCTAVO_INLINE void integer_sums(const TileArguments& a, const uint8_t* codes, int column,
+                                int64_t block, int part, __m256i (&sums)[Rows][Columns]) {
+  constexpr int steps = Format::group / 4;
+  constexpr int run = steps_in_16_bits<Format>();
+  const __m256i ones = _mm256_set1_epi16(1);
+  const int8_t* x = a.activations + block * block_inputs;
+#pragma GCC unroll 8
+  for (int first = 0; first < steps; first += run) {
+    __m256i words[Rows][Columns];
+#pragma GCC unroll 8
+    for (int s = 0; s < run; ++s) {
+      const int ordinal = first + s;
+      // Packed codes of the steps s and s + 4 share their bytes: take them one after the other.
+      const int step = steps == 8 && Format::packed ? (ordinal & 1) * 4 + ordinal / 2
+                                                    : part * steps + ordinal;
+      __m256i w[Columns];
+      __m256i magnitude[Columns];
+#pragma GCC unroll 4
+      for (int c = 0; c < Columns; ++c) {
+        w[c] = load_column<Format>(codes, step, column + c);
+        if constexpr (signed_codes<Format>) {
+          w[c] = _mm256_xor_si256(w[c], _mm256_set1_epi8(-128));
+          magnitude[c] = _mm256_abs_epi8(w[c]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        const __m256i four = load_four(x + r * a.activations_stride + step * 4);
+#pragma GCC unroll 4
+        for (int c = 0; c < Columns; ++c) {
+          __m256i product;
+          if constexpr (signed_codes<Format>) {
+            product = _mm256_maddubs_epi16(magnitude[c], _mm256_sign_epi8(four, w[c]));
+          } else {
+            product = _mm256_maddubs_epi16(w[c], four);
+          }
+          words[r][c] = s == 0 ? product : _mm256_add_epi16(words[r][c], product);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < Columns; ++c) {
+        const __m256i wide = _mm256_madd_epi16(words[r][c], ones);
+        sums[r][c] = first == 0 ? wide : _mm256_add_epi32(sums[r][c], wide);
+      }
+    }
+  }
+}
+
+// Registers of 8 channels hold integer sums; the float sums stay in memory (first-level cache),
+// for both do not fit 16 registers.
+template <int Rows, int Columns, class Format>
+OCTAVO_INLINE void add_group(const TileArguments& a, const uint8_t* scales, const uint8_t* codes,
+                             int column, int64_t block, int part) {
+  __m256i sums[Rows][Columns];
+  integer_sums<Rows, Columns, Format>(a, codes, column, block, part, sums);
+  const uint16_t* d =
+      reinterpret_cast<const uint16_t*>(scales + part * Format::group_scales_bytes) + column * 8;
+  __m256 scale[Columns];
+  __m256 minimum[Columns];
+#pragma GCC unroll 4
+  for (int c = 0; c < Columns; ++c) {
+    scale[c] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(d + 8 * c)));
+    if constexpr (Format::affine) {
+      minimum[c] = _mm256_cvtph_ps(
+          _mm_load_si128(reinterpret_cast<const __m128i*>(d + panel_channels + 8 * c)));
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+    const ActivationGroup& group = a.groups[r * a.groups_stride + block];
+    const __m256 row_scale = _mm256_set1_ps(group.scale);
+    float* out = a.sums + r * panel_channels + column * 8;
+#pragma GCC unroll 4
+    for (int c = 0; c < Columns; ++c) {
+      __m256i sum = sums[r][c];
+      if constexpr (!Format::affine && !signed_codes<Format>) {
+        const int32_t start = -a.zero_point * code_sum<Format>(group, part);
+        sum = _mm256_add_epi32(sum, _mm256_set1_epi32(start));
+      }
+      const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), row_scale);
+      __m256 f = _mm256_fmadd_ps(scaled, scale[c], _mm256_loadu_ps(out + 8 * c));
+      if constexpr (Format::affine) {
+        const __m256 scaled_sum = _mm256_set1_ps(scaled_code_sum<Format>(group, part));
+        f = _mm256_fmadd_ps(minimum[c], scaled_sum, f);
+      }
+      _mm256_storeu_ps(out + 8 * c, f);
+    }
+  }
+}
+
+template <int Rows, class Format>
+void tile_kernel(const TileArguments& a) {
+  constexpr int columns = Rows <= 2 ? 4 : 2;
+  for (int column = 0; column < 4; column += columns) {
+    const uint8_t* scales = a.scales;
+    const uint8_t* codes = a.codes;
+    for (int64_t block = 0; block < a.blocks; ++block) {
+      if (column == 0) prefetch_block(a, block);
+      for (int part = 0; part < Format::groups; ++part) {
+        add_group<Rows, columns, Format>(a, scales, codes, column, block, part);
+      }
+      scales += a.scales_stride;
+      codes += a.codes_stride;
+    }
+  }
+}
+
+}  // namespace octavo::OCTAVO_TIER

@@ -1,0 +1,54 @@
+// Values that the linear operator exchanges with its callers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "panel.h"
+
+namespace octavo {
+
+// Int8: one signed 8-bit term per activation, a scale per 32. Int8x2: a second term for what the
+// first left over, error like fp16 at twice the arithmetic. Fp32: weights widened, no rounding.
+enum class Activations { Int8, Int8x2, Fp32 };
+
+// What 32 quantised activations need besides their codes. x ~ scale * code.
+struct ActivationGroup {
+  float scale;
+  // Sums of the codes 0..15 and 16..31, for zero points.
+  int16_t half_sum[2];
+  // scale * (sum of all codes), for minimums.
+  float scaled_sum;
+};
+
+// Activations of one call, ready for every weight of the same width. Row r of x is term row r, or
+// with Int8x2 term rows 2r (first term) and 2r + 1 (second). Float weights read x itself, which
+// must stay unchanged until the last `linear`.
+struct ActivationBuffer {
+  // Workspace of the caller, 64-byte aligned, at least activation_bytes(...).
+  void* memory;
+  size_t memory_bytes;
+
+  Activations mode;
+  const float* x;
+  int64_t ldx;
+  int64_t rows;
+  int64_t width;
+  int64_t term_rows;
+  int8_t* codes;
+  // Bytes between the codes of two term rows: the width rounded up to 32.
+  int64_t codes_stride;
+  ActivationGroup* groups;
+  int64_t groups_stride;
+};
+
+// One weight of a call: y[r][n] = tensor_scale * (x[r] . w[n]) + bias[n], rows ldy apart.
+struct LinearTarget {
+  const PackedWeight* weight;
+  // May be null.
+  const float* bias;
+  float* y;
+  int64_t ldy;
+};
+
+}  // namespace octavo

@@ -1,0 +1,48 @@
+// How a weight matrix [channels, width] lies in memory once it is packed.
+//
+// A panel is 32 output channels by the whole width, one contiguous stream of blocks of 32 inputs:
+//   codes   per group of `group` inputs: 32 fp16 scales d, then (affine) 32 fp16 minimums m;
+//           then the codes of the block. Weight = d * (code - zero_point), or d * code + m.
+//           8 bit: byte (step, half, lane, b) is channel 16 * half + lane, input 4 * step + b,
+//           in this order (64 bytes a step and half). 4 bit: the same for steps 0..3 in the low
+//           nibbles; step + 4 in the high ones.
+//   floats  [input][32 channels], the last block shorter when the width is no multiple of 32.
+// Codes are unsigned and activations signed, which is what the dot-product instructions want.
+// Missing channels of the last panel are zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+constexpr int panel_channels = 32;
+constexpr int block_inputs = 32;
+
+enum class Storage : uint8_t { Codes4, Codes8, Float16, BFloat16, Float32 };
+
+struct PanelFormat {
+  Storage storage;
+  bool affine;
+  uint8_t group;
+  uint8_t zero_point;
+  // Bound of the codes; smaller ones allow cheaper integer kernels without VNNI.
+  uint8_t largest_code;
+};
+
+// A packed matrix: a view of memory that an Arena owns.
+struct PackedWeight {
+  PanelFormat format;
+  int64_t channels;
+  int64_t width;
+  int64_t panels;
+  size_t panel_bytes;
+  // Bytes of a block, and of the scales in front of its codes.
+  size_t block_bytes;
+  size_t scales_bytes;
+  // Power of two taken out of d and m so that they fit fp16 well; every result is multiplied by it.
+  float tensor_scale;
+  const uint8_t* data;
+};
+
+}  // namespace octavo
