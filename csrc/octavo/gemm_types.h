@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "panel.h"
+#include "tier.h"
 
 namespace octavo {
 
@@ -50,5 +51,18 @@ struct LinearTarget {
   float* y;
   int64_t ldy;
 };
+
+OCTAVO_INLINE int64_t padded_width(int64_t width) {
+  return (width + block_inputs - 1) / block_inputs * block_inputs;
+}
+
+// Workspace for at most `max_rows` rows of at most `max_width` values.
+OCTAVO_INLINE size_t activation_bytes(int64_t max_rows, int64_t max_width, Activations mode) {
+  if (mode == Activations::Fp32) return 0;
+  const size_t terms = mode == Activations::Int8x2 ? 2 : 1;
+  const size_t width = static_cast<size_t>(padded_width(max_width));
+  const size_t row = width + width / block_inputs * sizeof(ActivationGroup);
+  return terms * static_cast<size_t>(max_rows) * row;
+}
 
 }  // namespace octavo

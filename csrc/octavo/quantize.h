@@ -66,18 +66,6 @@ inline void quantize_row(const float* x, int64_t width, bool second_term, int8_t
   }
 }
 
-inline int64_t padded_width(int64_t width) {
-  return (width + block_inputs - 1) / block_inputs * block_inputs;
-}
-
-// Workspace for at most `max_rows` rows of at most `max_width` values.
-inline size_t activation_bytes(int64_t max_rows, int64_t max_width, Activations mode) {
-  if (mode == Activations::Fp32) return 0;
-  const size_t term_rows = static_cast<size_t>(mode == Activations::Int8x2 ? 2 * max_rows : max_rows);
-  const size_t width = static_cast<size_t>(padded_width(max_width));
-  return term_rows * (width + width / block_inputs * sizeof(ActivationGroup));
-}
-
 // Fills the buffer from x [rows, width], rows ldx apart. The workspace must hold
 // activation_bytes(rows, width, mode).
 inline void prepare_activations(Pool& pool, const float* x, int64_t ldx, int64_t rows,
