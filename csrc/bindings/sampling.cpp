@@ -2,9 +2,6 @@
 
 #include <nanobind/stl/array.h>
 
-#include <cstdint>
-#include <stdexcept>
-
 #include "octavo/philox.h"
 #include "octavo/pool.h"
 
@@ -41,7 +38,7 @@ LogitJobs jobs_from_arrays(const JobBytes& jobs, const JobIds& ids, const JobVal
 
 namespace {
 
-using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Logits = Array<float, 2>;
 
 // Draws and scores rows of logits that something else computed.
 class Sampler {

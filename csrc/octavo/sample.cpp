@@ -99,6 +99,7 @@ struct Kept {
 };
 
 // The masses of a block that a draw may hit, zero for the rest; returns their sum.
+OCTAVO_VECTOR_CLONES
 int64_t drawable_masses(const RowSummary& row, float temperature, const Kept& kept, size_t block,
                         int64_t* masses) {
   const int32_t begin = int32_t(block * kLogitBlock);
@@ -106,7 +107,9 @@ int64_t drawable_masses(const RowSummary& row, float temperature, const Kept& ke
   const size_t length = block_length(block, row.vocabulary);
   const Cut cut = kept.cut;
   float unrounded[kLogitBlock];
-  block_unrounded(z, length, row.max, temperature, unrounded);
+  float exponents[kLogitBlock];
+  block_exponents(z, length, row.max, temperature, exponents);
+  block_unrounded(exponents, length, unrounded);
   for (size_t i = 0; i < length; ++i) {
     unrounded[i] = cut.keeps(z[i], begin + int32_t(i)) ? unrounded[i] : 0.0f;
   }
@@ -140,18 +143,6 @@ int32_t draw(const LogitJob& job, const RowSummary& row, SampleWorkspace::Worker
   size_t i = 0;
   while (target >= masses[i]) target -= masses[i++];
   return int32_t(block * kLogitBlock + i);
-}
-
-double log_sum_exp(const RowSummary& row) {
-  int64_t masses[kLogitBlock];
-  int64_t total = 0;
-  for (size_t block = 0; block < block_count(row.vocabulary); ++block) {
-    const float* z = row.logits + block * kLogitBlock;
-    const size_t length = block_length(block, row.vocabulary);
-    if (row.block_max[block] - row.max < kLowestExponent) continue;
-    total += block_masses(z, length, row.max, 1.0f, masses);
-  }
-  return double(row.max) + std::log(double(total) / kMassOne);
 }
 
 void report_logprobs(const LogitJobs& jobs, const LogitJob& job, const RowSummary& raw,

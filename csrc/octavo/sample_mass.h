@@ -14,6 +14,14 @@
 #include <cstdint>
 #include <cstring>
 
+// Compiles a function also for AVX2 and picks the version when the module is loaded, where the C
+// library can. Both give the same bits: neither may contract a multiplication and an addition.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define OCTAVO_VECTOR_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define OCTAVO_VECTOR_CLONES
+#endif
+
 namespace octavo {
 
 constexpr size_t kLogitBlock = 256;      // tokens handled at once
@@ -72,11 +80,13 @@ inline int64_t rounded_mass(float mass, double least) {
 
 // The loops below do one thing each, so that compilers turn them into vector code.
 
-inline void block_unrounded(const float* z, size_t length, float max, float temperature,
-                            float* masses) {
-  for (size_t i = 0; i < length; ++i) {
-    masses[i] = unrounded_mass(exponent_of(z[i], max, temperature));
-  }
+inline void block_exponents(const float* z, size_t length, float max, float temperature,
+                            float* exponents) {
+  for (size_t i = 0; i < length; ++i) exponents[i] = exponent_of(z[i], max, temperature);
+}
+
+inline void block_unrounded(const float* exponents, size_t length, float* masses) {
+  for (size_t i = 0; i < length; ++i) masses[i] = unrounded_mass(exponents[i]);
 }
 
 inline int64_t block_rounded(const float* unrounded, size_t length, double least,
@@ -85,14 +95,6 @@ inline int64_t block_rounded(const float* unrounded, size_t length, double least
   int64_t sum = 0;
   for (size_t i = 0; i < length; ++i) sum += masses[i];
   return sum;
-}
-
-// Masses of the tokens of a block; returns their sum.
-inline int64_t block_masses(const float* z, size_t length, float max, float temperature,
-                            int64_t* masses) {
-  float unrounded[kLogitBlock];
-  block_unrounded(z, length, max, temperature, unrounded);
-  return block_rounded(unrounded, length, 0.0, masses);
 }
 
 // The largest logit of every block of a row, of the row, and whether any is NaN or +inf.
@@ -104,37 +106,9 @@ struct RowSummary {
   bool usable = true;
 };
 
-inline RowSummary summarise(const float* logits, size_t vocabulary, float* block_max) {
-  constexpr size_t kLanes = 16;
-  RowSummary summary{logits, vocabulary, block_max};
-  int32_t unusable = 0;
-  for (size_t block = 0; block < block_count(vocabulary); ++block) {
-    const float* z = logits + block * kLogitBlock;
-    const size_t length = block_length(block, vocabulary);
-    float lane[kLanes];
-    for (float& value : lane) value = -INFINITY;
-    int32_t bad[kLanes] = {};
-    size_t i = 0;
-    for (; i + kLanes <= length; i += kLanes) {
-      for (size_t j = 0; j < kLanes; ++j) {
-        lane[j] = z[i + j] > lane[j] ? z[i + j] : lane[j];
-        bad[j] |= z[i + j] <= FLT_MAX ? 0 : 1;
-      }
-    }
-    for (; i < length; ++i) {
-      lane[0] = z[i] > lane[0] ? z[i] : lane[0];
-      bad[0] |= z[i] <= FLT_MAX ? 0 : 1;
-    }
-    float best = lane[0];
-    for (size_t j = 0; j < kLanes; ++j) {
-      best = std::max(best, lane[j]);
-      unusable |= bad[j];
-    }
-    block_max[block] = best;
-    summary.max = std::max(summary.max, best);
-  }
-  summary.usable = unusable == 0;
-  return summary;
-}
+RowSummary summarise(const float* logits, size_t vocabulary, float* block_max);
+
+// log of the sum of exp over a row that is usable and has a finite maximum.
+double log_sum_exp(const RowSummary& row);
 
 }  // namespace octavo

@@ -1,7 +1,6 @@
 #include "octavo/sample_select.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace octavo {
 namespace {
@@ -15,28 +14,30 @@ int32_t bucket_of_exponent(float y) {
   return y < kLowestExponent ? int32_t(kBuckets) : bucket;
 }
 
-void fill_buckets(const RowSummary& row, float temperature, SelectScratch& scratch) {
-  std::memset(scratch.bucket_mass, 0, sizeof scratch.bucket_mass);
-  std::memset(scratch.bucket_count, 0, sizeof scratch.bucket_count);
+OCTAVO_VECTOR_CLONES
+void fill_buckets(const RowSummary& row, float temperature, Bucket* buckets) {
+  std::fill(buckets, buckets + kBuckets, Bucket{});
   for (size_t block = 0; block < block_count(row.vocabulary); ++block) {
     if (exponent_of(row.block_max[block], row.max, temperature) < kLowestExponent) continue;
-    const float* z = row.logits + block * kLogitBlock;
     const size_t length = block_length(block, row.vocabulary);
-    int32_t bucket[kLogitBlock];
-    int64_t mass[kLogitBlock];
+    float exponents[kLogitBlock];
+    float unrounded[kLogitBlock];
+    int64_t masses[kLogitBlock];
+    int32_t indices[kLogitBlock];
+    block_exponents(row.logits + block * kLogitBlock, length, row.max, temperature, exponents);
+    block_unrounded(exponents, length, unrounded);
+    block_rounded(unrounded, length, 0.0, masses);
+    for (size_t i = 0; i < length; ++i) indices[i] = bucket_of_exponent(exponents[i]);
     for (size_t i = 0; i < length; ++i) {
-      bucket[i] = bucket_of_exponent(exponent_of(z[i], row.max, temperature));
-    }
-    block_masses(z, length, row.max, temperature, mass);
-    for (size_t i = 0; i < length; ++i) {
-      if (bucket[i] == int32_t(kBuckets)) continue;
-      scratch.bucket_mass[bucket[i]] += mass[i];
-      scratch.bucket_count[bucket[i]] += 1;
+      if (indices[i] == int32_t(kBuckets)) continue;
+      buckets[indices[i]].mass += masses[i];
+      buckets[indices[i]].count += 1;
     }
   }
 }
 
 // Collects the tokens of one bucket, ids rising; returns how many.
+OCTAVO_VECTOR_CLONES
 size_t gather_bucket(const RowSummary& row, float temperature, int32_t wanted,
                      SelectScratch& scratch) {
   size_t count = 0;
@@ -46,14 +47,13 @@ size_t gather_bucket(const RowSummary& row, float temperature, int32_t wanted,
     }
     const float* z = row.logits + block * kLogitBlock;
     const size_t length = block_length(block, row.vocabulary);
-    int32_t bucket[kLogitBlock];
+    float exponents[kLogitBlock];
+    int32_t indices[kLogitBlock];
+    block_exponents(z, length, row.max, temperature, exponents);
+    for (size_t i = 0; i < length; ++i) indices[i] = bucket_of_exponent(exponents[i]);
     for (size_t i = 0; i < length; ++i) {
-      bucket[i] = bucket_of_exponent(exponent_of(z[i], row.max, temperature));
-    }
-    for (size_t i = 0; i < length; ++i) {
-      if (bucket[i] != wanted) continue;
-      const float y = exponent_of(z[i], row.max, temperature);
-      const int64_t mass = rounded_mass(unrounded_mass(y), 0.0);
+      if (indices[i] != wanted) continue;
+      const int64_t mass = rounded_mass(unrounded_mass(exponents[i]), 0.0);
       scratch.candidates[count++] = {mass, z[i], int32_t(block * kLogitBlock + i)};
     }
   }
@@ -89,7 +89,7 @@ Candidate last_of_prefix(Candidate* candidates, size_t count, int64_t need) {
 
 Cut find_cut(const RowSummary& row, float temperature, size_t top_k, double top_p,
              SelectScratch& scratch) {
-  fill_buckets(row, temperature, scratch);
+  fill_buckets(row, temperature, scratch.buckets);
   Candidate* candidates = scratch.candidates.get();
   Cut cut;
 
@@ -99,14 +99,14 @@ Cut find_cut(const RowSummary& row, float temperature, size_t top_k, double top_
   size_t seen = 0;
   int64_t total = 0;
   for (int32_t bucket = 0; bucket < int32_t(kBuckets); ++bucket) {
-    const size_t count = size_t(scratch.bucket_count[bucket]);
+    const size_t count = size_t(scratch.buckets[bucket].count);
     if (top_k > 0 && seen + count > top_k) {
       edge = bucket;
       edge_count = top_k - seen;
       break;
     }
     seen += count;
-    total += scratch.bucket_mass[bucket];
+    total += scratch.buckets[bucket].mass;
   }
   if (edge_count > 0) {
     const size_t count = gather_bucket(row, temperature, edge, scratch);
@@ -116,7 +116,7 @@ Cut find_cut(const RowSummary& row, float temperature, size_t top_k, double top_
   } else if (edge < int32_t(kBuckets)) {
     // The buckets before hold exactly k tokens: the cut is the last of them.
     int32_t last = edge - 1;
-    while (scratch.bucket_count[last] == 0) --last;
+    while (scratch.buckets[last].count == 0) --last;
     const size_t count = gather_bucket(row, temperature, last, scratch);
     const Candidate end = *std::max_element(candidates, candidates + count, ranks_before);
     cut = {end.logit, end.id};
@@ -127,12 +127,12 @@ Cut find_cut(const RowSummary& row, float temperature, size_t top_k, double top_
       std::min(total, std::max<int64_t>(1, int64_t(std::ceil(top_p * double(total)))));
   int64_t before = 0;
   for (int32_t bucket = 0; bucket < edge; ++bucket) {
-    if (before + scratch.bucket_mass[bucket] >= need) {
+    if (before + scratch.buckets[bucket].mass >= need) {
       const size_t count = gather_bucket(row, temperature, bucket, scratch);
       const Candidate end = last_of_prefix(candidates, count, need - before);
       return {end.logit, end.id};
     }
-    before += scratch.bucket_mass[bucket];
+    before += scratch.buckets[bucket].mass;
   }
   // The edge bucket's candidates are still the ones gathered, its kept ones in front.
   const Candidate end = last_of_prefix(candidates, edge_count, need - before);

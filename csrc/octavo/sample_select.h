@@ -31,14 +31,19 @@ struct Cut {
 
 constexpr size_t kBuckets = 2048;
 
+// The tokens whose exponents fall in one small range.
+struct Bucket {
+  int64_t mass = 0;
+  int64_t count = 0;
+};
+
 struct SelectScratch {
   explicit SelectScratch(size_t vocabulary)
       : candidates(new Candidate[vocabulary]), block_max(new float[block_count(vocabulary)]) {}
 
   std::unique_ptr<Candidate[]> candidates;  // [vocabulary]
   std::unique_ptr<float[]> block_max;       // [blocks]
-  int64_t bucket_mass[kBuckets];
-  int32_t bucket_count[kBuckets];
+  Bucket buckets[kBuckets];
 };
 
 // What top-k (0: off) and then top-p on the renormalised rest keep, at least one token. Tokens

@@ -1,0 +1,1 @@
+"""Choice of tokens and log-probabilities from logits."""

@@ -41,9 +41,7 @@ JOB = np.dtype(
 )
 """Mirrors `LogitJob` of csrc/octavo/sample.h."""
 
-RESULT = np.dtype(
-    [("logprob", np.float64), ("token", np.int32), ("status", np.int32)], align=True
-)
+RESULT = np.dtype([("logprob", np.float64), ("token", np.int32), ("status", np.int32)], align=True)
 """Mirrors `LogitResult` of csrc/octavo/sample.h."""
 
 DRAW_KIND = 0
@@ -73,6 +71,17 @@ class PackedJobs:
     order: NDArray[np.intp]
     """Job j answers item order[j] of the draws followed by the scores."""
     draw_count: int
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """What native code takes, in the order of `jobs_from_arrays` in bindings/sampling.h."""
+        return (
+            self.jobs.view(np.uint8),
+            self.ids,
+            self.bias_values,
+            self.results.view(np.uint8),
+            self.top_ids,
+            self.top_logprobs,
+        )
 
     def output(self) -> StepOutput:
         """The answers, in the order of the draws and scores that were packed."""
