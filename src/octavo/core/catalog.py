@@ -222,6 +222,8 @@ def resolve_model(
         DownloadError: fetching failed.
     """
     text = os.fspath(name_or_path)
+    if not text:
+        raise _unknown(text)
     known = find_known(text)
     if known is not None:
         cached = cached_path(known, folder)
