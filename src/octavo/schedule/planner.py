@@ -64,6 +64,7 @@ class Planner:
         self._budget = limits.token_budget
         self._rows: dict[int, _Row] = {}
         self._survivors = len(view.running)
+        self._prefills: list[Sequence] = []
         self._preempted: list[Sequence] = []
         self._admitted: list[_Row] = []
         self._marks: dict[bytes, Sequence] = {}
@@ -89,19 +90,23 @@ class Planner:
         # An oldest request that is still in prefill keeps a token of the budget for itself.
         reserve = 1 if running and not running[0].is_decoding else 0
         place = 0
-        while place < self._survivors and self._budget > reserve:
-            if running[place].is_decoding:
-                self._place(running[place], 1)
+        while place < self._survivors:
+            sequence = running[place]
+            if not sequence.is_decoding:
+                self._prefills.append(sequence)
+            elif self._budget > reserve:
+                self._place(sequence, 1)
             place += 1
 
     def _place_prefills(self) -> None:
-        running = self._view.running
-        place = 0
-        while place < self._survivors and self._budget:
-            sequence = running[place]
-            if not sequence.is_decoding:
-                self._place(sequence, self._chunk(sequence.chunk_limit()))
-            place += 1
+        for sequence in self._prefills:
+            if not self._budget or sequence.order > self._youngest().order:
+                return
+            self._place(sequence, self._chunk(sequence.chunk_limit()))
+
+    def _youngest(self) -> Sequence:
+        """Youngest running sequence that this step does not preempt."""
+        return self._view.running[self._survivors - 1]
 
     def _chunk(self, tokens: int) -> int:
         return min(tokens, self._budget, self._limits.max_chunk_tokens)
@@ -115,9 +120,11 @@ class Planner:
                 pass
             if self._draft.available < 1:
                 return
-        count = min(count, room + self._draft.available * sequence.page_tokens)
-        missing = sequence.pages_for(sequence.computed + count) - held
-        taken = [self._draft.take() for _ in range(missing)]
+        taken: list[int] = []
+        if count > room:
+            count = min(count, room + self._draft.available * sequence.page_tokens)
+            missing = sequence.pages_for(sequence.computed + count) - held
+            taken = [self._draft.take() for _ in range(missing)]
         self._add(_Row(sequence, sequence.row, sequence.computed, count, held, taken, []))
 
     def _add(self, row: _Row) -> None:
@@ -126,7 +133,7 @@ class Planner:
 
     def _preempt_for(self, sequence: Sequence) -> bool:
         """Preempt the youngest running sequence; False if none is younger than `sequence`."""
-        victim = self._view.running[self._survivors - 1]
+        victim = self._youngest()
         if victim.order <= sequence.order:
             return False
         self._survivors -= 1
@@ -141,6 +148,8 @@ class Planner:
     def _admit(self) -> None:
         limits, view = self._limits, self._view
         free_rows = sorted((*view.free_rows, *view.closed_rows))
+        if not free_rows:
+            return
         outstanding = self._outstanding_pages()
         for sequence in view.waiting:
             if not self._budget or len(self._admitted) == len(free_rows):
@@ -162,7 +171,7 @@ class Planner:
     def _outstanding_pages(self) -> int:
         """Pages that running prefills will still need for the tokens they have."""
         pages = 0
-        for sequence in self._view.running:
+        for sequence in self._prefills:
             row = self._rows.get(sequence.order)
             held = len(sequence.table) + (len(row.taken) if row else 0)
             pages += max(sequence.pages_for(len(sequence.tokens)) - held, 0)

@@ -271,6 +271,8 @@ class Scheduler:
 
     def _publish(self, sequence: Sequence) -> None:
         full = sequence.computed // self.page_tokens
+        if full == sequence.published_pages:
+            return
         for page in range(sequence.published_pages, full):
             self.cache.publish(sequence.table[page], sequence.keys[page], sequence.parent_key(page))
         self._wake(sequence, sequence.published_pages, full)

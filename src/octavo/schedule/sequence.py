@@ -77,7 +77,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Nothing but the last generated token is pending."""
-        return self.pending == 1 and len(self.tokens) > self.prompt_tokens
+        tokens = len(self.tokens)
+        return tokens - self.computed == 1 and tokens > self.prompt_tokens
 
     @property
     def was_preempted(self) -> bool:

@@ -1,0 +1,189 @@
+"""The page cache against a naive model, audited after every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from octavo.memory.cache import PageCache
+from octavo.memory.draft import PageDraft
+from octavo.memory.keys import child_key, root_key
+from octavo.memory.pool import CACHED, FREE, HELD
+
+ROOT = root_key(b"model", b"")
+
+
+class Table:
+    """A page table, the letters of its full pages and their keys; `published` come first."""
+
+    def __init__(self) -> None:
+        self.pages: list[int] = []
+        self.letters: list[int] = []
+        self.keys: list[bytes] = []
+        self.published = 0
+
+    def extend(self, page: int, letter: int) -> None:
+        self.pages.append(page)
+        self.letters.append(letter)
+        self.keys.append(child_key(self.keys[-1] if self.keys else ROOT, [letter]))
+
+
+class PageCacheMachine(RuleBasedStateMachine):
+    """Requests come, extend, publish, share and leave; contents are remembered beside the cache."""
+
+    @initialize(pages=st.integers(1, 12), slab_pages=st.integers(1, 5))
+    def start(self, pages: int, slab_pages: int) -> None:
+        self.cache = PageCache(pages, slab_pages=slab_pages)
+        self.tables: list[Table] = []
+        self.holds: dict[int, tuple[int, ...]] = {}
+        self.last_use: dict[int, int] = {}
+        self.clock = 0
+
+    def _available(self) -> int:
+        return self.cache.pool.free_count + self.cache.pool.cached_count
+
+    def _pick(self, index: int) -> Table:
+        return self.tables[index % len(self.tables)]
+
+    @rule(letters=st.lists(st.integers(0, 1), max_size=4))
+    def arrive(self, letters: list[int]) -> None:
+        """A new table shares the longest published prefix of `letters`."""
+        wanted = Table()
+        for letter in letters:
+            wanted.extend(-1, letter)
+        found = self.cache.look_up(wanted.keys)
+        table = Table()
+        for page, letter in zip(found, letters, strict=False):
+            assert self.holds[page] == (*table.letters, letter)
+            table.extend(page, letter)
+        self.cache.share(found)
+        table.published = len(found)
+        if table.pages:
+            self.tables.append(table)
+
+    @rule(letter=st.integers(0, 1))
+    def begin(self, letter: int) -> None:
+        """A new table that looks nothing up, as requests with prompt log-probabilities do."""
+        if self._available():
+            self.tables.append(Table())
+            self._extend(self.tables[-1], letter)
+
+    @precondition(lambda self: self.tables)
+    @rule(index=st.integers(0), letter=st.integers(0, 1))
+    def extend(self, index: int, letter: int) -> None:
+        if self._available():
+            self._extend(self._pick(index), letter)
+
+    def _extend(self, table: Table, letter: int) -> None:
+        free = self.cache.pool.free_count
+        cached = list(self.cache.pool.cached_pages())
+        slab_pages = self.cache.pool.slab_pages
+        before = {page: self.cache.pool.state[page] for page in range(self.cache.pool.pages)}
+        page = self.cache.allocate()
+        if free:
+            assert before[page] == FREE
+            free_of = Counter(p // slab_pages for p, state in before.items() if state == FREE)
+            assert free_of[page // slab_pages] == min(free_of.values()), "not the fullest slab"
+        else:
+            assert page == cached[0] == min(cached, key=self.last_use.__getitem__)
+        table.extend(page, letter)
+        self.holds[page] = tuple(table.letters)
+
+    @precondition(lambda self: self.tables)
+    @rule(index=st.integers(0))
+    def publish(self, index: int) -> None:
+        """The next unpublished page becomes findable, or the twin of one that is."""
+        table = self._pick(index)
+        place = table.published
+        if place == len(table.pages):
+            return
+        key, parent = table.keys[place], table.keys[place - 1] if place else None
+        found = self.cache.look_up(table.keys[: place + 1])
+        keeps_other = len(found) == place + 1 and self.cache.pool.state[found[-1]] == HELD
+        is_found = self.cache.publish(table.pages[place], key, parent)
+        assert is_found != keeps_other
+        table.published += 1
+        assert len(self.cache.look_up(table.keys)) >= table.published
+
+    @precondition(lambda self: self.tables)
+    @rule(index=st.integers(0))
+    def leave(self, index: int) -> None:
+        table = self.tables.pop(index % len(self.tables))
+        self.cache.release(table.pages)
+        for page in reversed(table.pages):
+            self.clock += 1
+            if self.cache.pool.state[page] == CACHED:
+                self.last_use[page] = self.clock
+        found = self.cache.look_up(table.keys)
+        assert len(found) >= table.published, "a published page was lost at release"
+
+    @precondition(lambda self: self.tables)
+    @rule(index=st.integers(0), letters=st.lists(st.integers(0, 1), max_size=3))
+    def draft_matches_commit(self, index: int, letters: list[int]) -> None:
+        """Releasing, sharing and taking in a draft names pages that can then really be taken."""
+        victim = self.tables.pop(index % len(self.tables))
+        draft = PageDraft(self.cache)
+        draft.release(victim.pages)
+        wanted = Table()
+        for letter in letters:
+            wanted.extend(-1, letter)
+        shared = draft.look_up(wanted.keys)
+        draft.share(shared)
+        taken = [draft.take() for _ in range(draft.available)]
+        assert len(set(taken)) == len(taken)
+        draft.give_back(taken)
+        assert [draft.take() for _ in range(draft.available)] == taken
+        draft.give_back(taken[1:])
+        taken = taken[:1]
+        assert not set(taken) & set(shared)
+        self.cache.release(victim.pages)
+        for page in reversed(victim.pages):
+            self.clock += 1
+            self.last_use[page] = self.clock
+        self.cache.share(shared)
+        for page in taken:
+            self.cache.take(page)
+        table = Table()
+        for page, letter in zip(shared, letters, strict=False):
+            table.extend(page, letter)
+        table.published = len(shared)
+        for page in taken:
+            table.extend(page, 1)
+            self.holds[page] = tuple(table.letters)
+        if table.pages:
+            self.tables.append(table)
+
+    @rule()
+    def repair(self) -> None:
+        self.cache.repair([table.pages for table in self.tables])
+        for table in self.tables:
+            table.published = 0
+            assert self.cache.look_up(table.keys) == []
+
+    @invariant()
+    def audit_is_clean(self) -> None:
+        if hasattr(self, "cache"):
+            assert self.cache.audit([table.pages for table in self.tables]) == []
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if hasattr(self, "cache"):
+            pool = self.cache.pool
+            held = {page for table in self.tables for page in table.pages}
+            assert pool.held_count == len(held)
+            assert pool.free_count + pool.cached_count == pool.pages - len(held)
+
+
+PageCacheMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None
+)
+TestPageCache = PageCacheMachine.TestCase
