@@ -16,7 +16,7 @@ from octavo.core.errors import SettingsError
 from octavo.core.settings import SETTING_KINDS, BlockSize, Settings
 from octavo.core.units import format_bytes
 
-_MAX_FILE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 16
 _PREFIX = "OCTAVO_"
 _SECTIONS = tuple(dict.fromkeys(key.split(".")[0] for key in SETTING_KINDS if "." in key))
 
