@@ -19,7 +19,10 @@ UNWRITTEN = -1
 
 
 class FakeModel:
-    """`poison` ids make a whole step raise; `nan` ids give the row that holds one bad logits."""
+    """`poison` ids make a whole step raise; `nan` ids give the row that holds one bad logits.
+
+    Generated tokens are chosen from `answers`, from the whole vocabulary if it is empty.
+    """
 
     def __init__(
         self,
@@ -28,11 +31,15 @@ class FakeModel:
         *,
         poison: Sequence[int] = (),
         nan: Sequence[int] = (),
+        answers: Sequence[int] = (),
     ):
-        self.program = Program("fake", (), {}, KvLayout(1, 1, 16), vocabulary_size, context_tokens, 16)
+        self.program = Program(
+            "fake", (), {}, KvLayout(1, 1, 16), vocabulary_size, context_tokens, 16
+        )
         self.weight_bytes = 0
         self.poison = frozenset(poison)
         self.nan = frozenset(nan)
+        self.answers = tuple(answers) or tuple(range(vocabulary_size))
         self.closed = 0
         self.batches: list[list[int]] = []
         """Tokens computed for each row of each step."""
@@ -45,7 +52,11 @@ class FakeModel:
         self._kv = np.full((pages, page_tokens), UNWRITTEN, dtype=np.int64)
 
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:
-        raise NotImplementedError
+        """Random rows that follow from each prefix."""
+        self._write(batch)
+        seeds = [_hash(tuple(self._prefix(batch, token))) for token in wanted]
+        rows = [np.random.default_rng(seed).random(self.vocabulary_size) for seed in seeds]
+        return np.array(rows, dtype=np.float32)
 
     def step(self, batch: Batch, draws: Sequence[Draw], scores: Sequence[Score]) -> StepOutput:
         if self.poison.intersection(batch.tokens.tolist()):
@@ -78,10 +89,10 @@ class FakeModel:
         salt = (draw.seed, draw.counter) if draw.temperature > 0 else ()
         history = (tuple(draw.history_prompt), tuple(draw.history_output))
         penalised = draw.repetition_penalty != 1.0
-        token = _hash((*prefix, *salt, *(history if penalised else ()))) % self.vocabulary_size
-        while token in draw.banned:
-            token = (token + 1) % self.vocabulary_size
-        return token
+        place = _hash((*prefix, *salt, *(history if penalised else ())))
+        while self.answers[place % len(self.answers)] in draw.banned:
+            place += 1
+        return self.answers[place % len(self.answers)]
 
     def logprob(self, prefix: Sequence[int], token: int, top: int) -> TokenLogprob:
         value = -float(_hash((*prefix, token)) % 1000) / 100

@@ -53,9 +53,13 @@ def machine(folder: Path, available_kib: int, membership: str = "") -> Path:
 
 def group(folder: Path, limit: str, used: int, inactive: int, *, version: int = 2) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    names = ("memory.max", "memory.current") if version == 2 else (
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
+    names = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+        )
     )
     (folder / names[0]).write_text(f"{limit}\n")
     (folder / names[1]).write_text(f"{used}\n")

@@ -6,7 +6,6 @@ import random
 
 from engine_harness import Rig, make_request, random_prompt
 from fake_model import FakeModel
-
 from octavo.core.request import FinishReason
 
 
@@ -16,8 +15,7 @@ def test_two_hundred_requests_on_a_pool_too_small() -> None:
     requests = [
         make_request(
             f"r{number}",
-            (shared[: rng.choice((0, 0, 17, 30))])
-            + random_prompt(rng, rng.randrange(1, 60), 50),
+            (shared[: rng.choice((0, 0, 17, 30))]) + random_prompt(rng, rng.randrange(1, 60), 50),
             seed=number,
             max_new_tokens=rng.randrange(1, 40),
             temperature=rng.choice((0.0, 1.0)),

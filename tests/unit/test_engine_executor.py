@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from fake_model import FakeModel
 
+from fake_model import FakeModel
 from octavo.compute.batch import Batch, Draw, Score, StepOutput
 from octavo.core.errors import EngineError
 from octavo.core.ids import RequestId
@@ -37,7 +37,12 @@ def request(name: str, prompt: tuple[int, ...], **params: object) -> Request:
 
 
 def row_plan(
-    row: int, owner: Request, start: int, tokens: tuple[int, ...], pages: tuple[int, ...] = (), **more
+    row: int,
+    owner: Request,
+    start: int,
+    tokens: tuple[int, ...],
+    pages: tuple[int, ...] = (),
+    **more,
 ) -> RowPlan:
     return RowPlan(
         row=row,

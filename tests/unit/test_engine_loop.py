@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from engine_harness import Rig, make_request
 from fake_model import FakeModel
-
 from octavo.compute.batch import Draw
 from octavo.core.errors import EngineError
 from octavo.core.request import FinishReason
@@ -167,8 +167,7 @@ def test_stalled_scheduler_is_an_error_not_a_hang() -> None:
     rig.scheduler.commit = lambda plan: None  # type: ignore[method-assign]
     rig.scheduler.on_result = lambda result: []  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="nothing can run"):
-        for _ in range(10):
-            rig.step()
+        rig.run(limit=10)
 
 
 def test_full_pool_preempts_and_every_answer_is_right() -> None:

@@ -26,7 +26,8 @@ class Answer:
     """Accepts the engine's outputs of one request in order and gives deltas.
 
     The deltas' texts joined are the answer's text. A token that is a stop id ends the answer and
-    shows no text. Stop strings are looked for from the `min_tokens`-th token on; the answer is right before the first one, and tokens after the one that completed it are dropped.
+    shows no text. Stop strings are looked for from the `min_tokens`-th token on; the answer is cut
+    right before the first one, and tokens after the one that completed it are dropped.
     """
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer):
@@ -35,7 +36,7 @@ class Answer:
         self.cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._tokenizer = tokenizer
-        self._decoder = IncrementalDecoder(tokenizer)
+        self._decoder = IncrementalDecoder(tokenizer, continuation=True)
         self._stops = StopSearch(request.params.stop) if request.params.stop else None
         self._token_ids: list[int] = []
         self._logprobs: list[LogprobEntry] = []

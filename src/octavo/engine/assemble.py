@@ -81,9 +81,7 @@ def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> A
     opened = open_model(file, options, digest_cache=octavo_home() / "digests.json")
     model, program = opened.model, opened.program
     try:
-        tokenizer = Tokenizer.from_metadata(
-            file.metadata, vocabulary_size=program.vocabulary_size
-        )
+        tokenizer = Tokenizer.from_metadata(file.metadata, vocabulary_size=program.vocabulary_size)
         tokens = page_tokens(settings.memory.block_size, model.page_bytes(1) // program.kv.layers)
         capacity = plan_capacity(
             page_tokens=tokens,

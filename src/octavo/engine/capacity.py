@@ -71,9 +71,7 @@ def plan_capacity(
     return Capacity(pages, page_tokens, served_tokens, pages * page_bytes, note)
 
 
-def available_memory_bytes(
-    *, proc: Path = Path("/proc"), cgroup_root: Path = _CGROUP_ROOT
-) -> int:
+def available_memory_bytes(*, proc: Path = Path("/proc"), cgroup_root: Path = _CGROUP_ROOT) -> int:
     """Memory this process may still take: the machine's, or its control group's if that is less."""
     machine = _machine_bytes(proc / "meminfo")
     group = _cgroup_bytes(proc / "self" / "cgroup", cgroup_root)

@@ -58,9 +58,7 @@ class Client:
 
     def prepare(self, prompt: Prompt, params: SamplingParams, *, field: str = "prompt") -> Prepared:
         """Check a call without starting it; raises what `prompts.prepare` raises."""
-        return prepare(
-            prompt, params, tokenizer=self.tokenizer, limits=self.limits, field=field
-        )
+        return prepare(prompt, params, tokenizer=self.tokenizer, limits=self.limits, field=field)
 
     def submit(
         self,

@@ -23,9 +23,7 @@ class Handle:
         submitted_seconds: float,
     ):
         self.prepared = prepared
-        self.answers = [
-            Answer(request, index, tokenizer) for index, request in enumerate(requests)
-        ]
+        self.answers = [Answer(request, index, tokenizer) for index, request in enumerate(requests)]
         self._tokenizer = tokenizer
         self._inbox: deque[Delta] = deque()
         self._prompt_logprobs: tuple[LogprobEntry | None, ...] | None = None

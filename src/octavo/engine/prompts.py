@@ -10,8 +10,8 @@ from octavo.core.ids import RequestId
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
 from octavo.core.seeds import derive_seed
-from octavo.text.tokenizer import Tokenizer
 from octavo.text.checks import check_text
+from octavo.text.tokenizer import Tokenizer
 
 _SEED_MASK = 2**64 - 1
 
@@ -56,7 +56,9 @@ def prepare(
     if isinstance(prompt, str):
         check_text(prompt, field)
         text: str | None = prompt
-        ids = tuple(tokenizer.encode(prompt, add_special=True, parse_special=False))
+        ids = tuple(
+            tokenizer.with_bos(tokenizer.encode(prompt, add_special=False, parse_special=False))
+        )
     else:
         text = None
         ids = _checked_ids(prompt, limits.vocabulary_size, field)

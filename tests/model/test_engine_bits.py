@@ -1,0 +1,40 @@
+"""The bit contract on three real models; about two minutes, most of it single-token chunks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from engine_bits import alone, check_every_situation, make_target
+from octavo.compute.runner import ComputeOptions, open_model
+from octavo.core.gguf import GgufFile
+from octavo.text.tokenizer import Tokenizer
+
+# More than the largest chunk, so that 512 is not the whole prompt (gemma's window is 512 too).
+PROMPT_TOKENS = 530
+CHUNKS = (1, 7, 64, 512)
+
+
+@pytest.mark.parametrize("fixture", ["smollm2_path", "gemma3_path", "qwen_path"])
+def test_bits_of_real_models(fixture: str, request: pytest.FixtureRequest, data_dir: Path) -> None:
+    path: Path = request.getfixturevalue(fixture)
+    rng = random.Random(17)
+    with GgufFile.open(path) as file:
+        tokenizer = Tokenizer.from_metadata(file.metadata)
+        text = wikitext(data_dir)
+        ids = tokenizer.with_bos(tokenizer.encode(text, add_special=False, parse_special=False))
+        target = make_target(ids[:PROMPT_TOKENS], seed=23, temperature=0.8)
+        assert len(target.prompt) == PROMPT_TOKENS
+        model = open_model(file, ComputeOptions(threads=1, max_batch_tokens=1024)).model
+        one_thread = alone(model, target)
+        model.close()
+        model = open_model(file, ComputeOptions(threads=2, max_batch_tokens=1024)).model
+        assert check_every_situation(model, target, rng, chunks=CHUNKS) == one_thread
+        model.close()
+
+
+def wikitext(data_dir: Path) -> str:
+    """Some thousand characters of English prose."""
+    return (data_dir / "wikitext-2" / "test.txt").read_text(encoding="utf-8")[:8000]
