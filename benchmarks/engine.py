@@ -1,6 +1,6 @@
 """Decode and prefill speed of the engine in process, and its time outside the native call.
 
-    python benchmarks/engine.py [--model NAME] [--json FILE] [--set key=value ...]
+python benchmarks/engine.py [--model NAME] [--json FILE] [--set key=value ...]
 """
 
 from __future__ import annotations

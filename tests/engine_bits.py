@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_harness import RecordingModel, Rig, make_request, random_prompt, renamed
-
 from octavo.compute.batch import StepModel
 from octavo.core.request import FinishReason, Request
 

@@ -85,11 +85,14 @@ class Answer:
     def bits(self) -> list[object]:
         """Tokens and the bits of every log-probability, alternatives too."""
         return [
-            (entry.token_id, float_bits(entry.logprob))
-            + tuple((token, float_bits(value)) for token, value in entry.top)
+            (entry.token_id, float_bits(entry.logprob), *_top_bits(entry))
             for entry in (*self.logprobs, *(self.prompt_logprobs or ()))
             if entry is not None
         ] + self.token_ids
+
+
+def _top_bits(entry: TokenLogprob) -> list[tuple[int, int]]:
+    return [(token, float_bits(value)) for token, value in entry.top]
 
 
 def float_bits(value: float) -> int:

@@ -88,9 +88,7 @@ def open_model(
     return OpenModel(model, facts)
 
 
-def _open_cpu(
-    file: GgufFile, program: Program, options: ComputeOptions
-) -> tuple[StepModel, str]:
+def _open_cpu(file: GgufFile, program: Program, options: ComputeOptions) -> tuple[StepModel, str]:
     from octavo.compute.kernels.cpu.model import CpuModel
 
     model = CpuModel(

@@ -62,9 +62,7 @@ def _read_cache(cache_file: Path | None) -> dict[str, str]:
     if not isinstance(content, dict):
         return {}
     return {
-        key: value
-        for key, value in content.items()
-        if isinstance(value, str) and len(value) == 64
+        key: value for key, value in content.items() if isinstance(value, str) and len(value) == 64
     }
 
 

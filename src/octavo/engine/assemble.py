@@ -26,12 +26,13 @@ logger = logging.getLogger("octavo")
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Everything that was opened for one model."""
+    """Everything that was opened for one model; `events` holds the newest request transitions."""
 
     path: Path
     file: GgufFile
     client: Client
     engine: Engine
+    events: EventRing
     capacity: Capacity
     weight_bytes: int
 
@@ -101,6 +102,7 @@ def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> A
             max_batch_tokens=scheduler.token_budget,
             clock=clock,
         )
+        events = EventRing()
         engine = Engine(
             Scheduler(
                 pages=capacity.pages,
@@ -111,7 +113,7 @@ def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> A
                 max_chunk_tokens=scheduler.max_chunk_tokens,
                 fingerprint=fingerprint({**opened.facts, "page_tokens": str(tokens)}),
                 clock=clock,
-                emit=EventRing(),
+                emit=events,
             ),
             executor,
             metrics=EngineMetrics(),
@@ -122,4 +124,4 @@ def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> A
     except BaseException:
         model.close()
         raise
-    return Assembly(path, file, client, engine, capacity, model.weight_bytes)
+    return Assembly(path, file, client, engine, events, capacity, model.weight_bytes)

@@ -140,7 +140,7 @@ class Client:
         self,
         calls: Sequence[Prepared],
         *,
-        on_finished: Callable[[], None] | None = None,
+        on_finished: Callable[[], object] | None = None,
     ) -> list[RequestOutput]:
         """Run calls to their ends, as many at a time as the engine takes; answers in order.
 
