@@ -8,6 +8,7 @@ from pathlib import Path
 
 from octavo.core.catalog import octavo_home
 from octavo.core.clock import Clock, monotonic
+from octavo.core.errors import TemplateError
 from octavo.core.fingerprint import fingerprint
 from octavo.core.gguf import GgufFile
 from octavo.core.settings import Settings, page_tokens
@@ -33,16 +34,23 @@ class Assembly:
     client: Client
     engine: Engine
     events: EventRing
+    chat_template: ChatTemplate
     capacity: Capacity
     weight_bytes: int
 
     def template(self) -> ChatTemplate:
-        """The model's chat template; compiled anew at each call.
+        """The model's chat template.
 
         Raises:
             TemplateError: the file has none.
         """
-        return ChatTemplate.from_metadata(self.file.metadata)
+        if self.chat_template.source is None:
+            raise TemplateError(
+                "this model has no chat template",
+                field="messages",
+                remedy="use completions: `LLM.generate`, or `octavo generate`, with a plain prompt",
+            )
+        return self.chat_template
 
     def close(self) -> None:
         """Cancel what runs, free weights, cache and file; safe to call twice."""
@@ -83,6 +91,7 @@ def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> A
     model, program = opened.model, opened.program
     try:
         tokenizer = Tokenizer.from_metadata(file.metadata, vocabulary_size=program.vocabulary_size)
+        template = ChatTemplate.from_metadata(file.metadata, tokenizer)
         tokens = page_tokens(settings.memory.block_size, model.page_bytes(1) // program.kv.layers)
         capacity = plan_capacity(
             page_tokens=tokens,
@@ -124,4 +133,4 @@ def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> A
     except BaseException:
         model.close()
         raise
-    return Assembly(path, file, client, engine, events, capacity, model.weight_bytes)
+    return Assembly(path, file, client, engine, events, template, capacity, model.weight_bytes)
