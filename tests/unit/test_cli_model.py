@@ -18,7 +18,7 @@ import pytest
 
 from octavo.cli import main as cli
 from octavo.cli.chat import interrupts_noticed
-from tests.tiny import make_tiny_gguf
+from tiny import make_tiny_gguf
 
 GREEDY = ("--temperature", "0", "--ignore-eos")
 MAIN = "from octavo.cli.main import main; main()"

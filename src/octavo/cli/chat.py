@@ -67,7 +67,8 @@ def command(
             conversation.talk()
         else:
             for message in messages or _lines():
-                conversation.say(message)
+                if conversation.say(message) is FinishReason.CANCELLED:
+                    raise KeyboardInterrupt
 
 
 class Conversation:
@@ -106,22 +107,26 @@ class Conversation:
                     # The conversation has grown too long, or the message cannot be said.
                     note(f"octavo: {error} (/reset starts afresh)")
 
-    def say(self, message: str) -> None:
-        """Add a turn and show the answer; an answer that was stopped counts as far as it was shown.
+    def say(self, message: str) -> FinishReason:
+        """Add a turn, show the answer and return why it ended.
+
+        An answer that Ctrl-C stopped is `CANCELLED` and counts as far as it was shown.
 
         Raises:
             InvalidRequest: the turn is refused; the conversation is as before.
             EngineError: the model failed.
         """
-        turns = [*self._turns, {"role": "user", "content": message}]
+        with interrupts_noticed() as interrupts:
+            return self._say([*self._turns, {"role": "user", "content": message}], interrupts)
+
+    def _say(self, turns: list[dict[str, str]], interrupts: Sequence[int]) -> FinishReason:
         shown: list[str] = []
         with self._llm.chat_stream(turns, self._params) as stream:
-            with interrupts_noticed() as interrupts:
-                for delta in stream:
-                    write(delta.text)
-                    shown.append(delta.text)
-                    if interrupts:
-                        break
+            for delta in stream:
+                write(delta.text)
+                shown.append(delta.text)
+                if interrupts:
+                    break
             write("\n")
             stream.close()
             output = stream.result()
@@ -131,6 +136,7 @@ class Conversation:
         self._turns = [*turns, {"role": "assistant", "content": "".join(shown)}]
         if not self._quiet:
             note(f"[{speed(output)}{_ending(choice.finish_reason)}]")
+        return choice.finish_reason
 
 
 @contextmanager
