@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.core.errors import CapacityError, SettingsError
+from octavo.core.errors import CapacityError
 from octavo.engine.capacity import available_memory_bytes, plan_capacity
 
 SHAPE = {"page_tokens": 32, "page_bytes": 1000, "model_context_tokens": 320, "max_rows": 4}
@@ -37,11 +37,6 @@ def test_context_is_lowered_to_what_the_pages_hold_and_said() -> None:
 def test_less_than_a_page_is_refused() -> None:
     with pytest.raises(CapacityError, match="does not hold one page"):
         plan_capacity(**SHAPE, available_bytes=10**9, kv_bytes=999)
-
-
-def test_context_beyond_the_model_is_refused() -> None:
-    with pytest.raises(SettingsError, match="320"):
-        plan_capacity(**SHAPE, available_bytes=10**9, context_tokens=321)
 
 
 def machine(folder: Path, available_kib: int, membership: str = "") -> Path:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.core.errors import CapacityError, SettingsError
+from octavo.core.errors import CapacityError
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 # Version 1 reports "no limit" as a huge number.
@@ -32,7 +32,6 @@ def plan_capacity(
     max_rows: int,
     available_bytes: int,
     kv_bytes: int | None = None,
-    context_tokens: int | None = None,
 ) -> Capacity:
     """Divide memory into pages.
 
@@ -40,17 +39,9 @@ def plan_capacity(
     The served context is lowered to what the pages hold, so that a request within it never fails.
 
     Raises:
-        SettingsError: `context_tokens` is more than the model's.
         CapacityError: not even one page fits.
     """
-    wanted_tokens = model_context_tokens if context_tokens is None else context_tokens
-    if not 1 <= wanted_tokens <= model_context_tokens:
-        raise SettingsError(
-            f"{wanted_tokens} tokens are out of range, the model's context is"
-            f" {model_context_tokens}",
-            field="memory.context_tokens",
-        )
-    row_pages = -(-wanted_tokens // page_tokens)
+    row_pages = -(-model_context_tokens // page_tokens)
     budget_bytes = available_bytes // 2 if kv_bytes is None else kv_bytes
     pages = budget_bytes // page_bytes
     if kv_bytes is None:
@@ -61,11 +52,11 @@ def plan_capacity(
             field="memory.kv_bytes",
             remedy=f"give at least {page_bytes} bytes or use smaller pages",
         )
-    served_tokens = min(wanted_tokens, pages * page_tokens)
+    served_tokens = min(model_context_tokens, pages * page_tokens)
     note = None
-    if served_tokens < wanted_tokens:
+    if served_tokens < model_context_tokens:
         note = (
-            f"serving a context of {served_tokens} tokens instead of {wanted_tokens}:"
+            f"serving a context of {served_tokens} tokens instead of {model_context_tokens}:"
             f" the KV cache of {pages * page_bytes} bytes holds no more"
         )
     return Capacity(pages, page_tokens, served_tokens, pages * page_bytes, note)
