@@ -22,8 +22,10 @@ def test_default_is_at_most_a_full_context_for_every_row() -> None:
     assert plan_capacity(**SHAPE, available_bytes=10**9).pages == 40
 
 
-def test_given_bytes_are_taken_whatever_is_available() -> None:
-    assert plan_capacity(**SHAPE, available_bytes=0, kv_bytes=55_999).pages == 55
+def test_given_bytes_are_taken_if_they_are_there() -> None:
+    assert plan_capacity(**SHAPE, available_bytes=55_999, kv_bytes=55_999).pages == 55
+    with pytest.raises(CapacityError, match="55999 bytes is more than the 55998 bytes available"):
+        plan_capacity(**SHAPE, available_bytes=55_998, kv_bytes=55_999)
 
 
 def test_context_is_lowered_to_what_the_pages_hold_and_said() -> None:

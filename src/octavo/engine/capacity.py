@@ -39,8 +39,14 @@ def plan_capacity(
     The served context is lowered to what the pages hold, so that a request within it never fails.
 
     Raises:
-        CapacityError: not even one page fits.
+        CapacityError: `kv_bytes` is more than there is, or does not hold one page.
     """
+    if kv_bytes is not None and kv_bytes > available_bytes:
+        raise CapacityError(
+            f"a KV cache of {kv_bytes} bytes is more than the {available_bytes} bytes available",
+            field="memory.kv_bytes",
+            remedy="give less, or auto",
+        )
     row_pages = -(-model_context_tokens // page_tokens)
     budget_bytes = available_bytes // 2 if kv_bytes is None else kv_bytes
     pages = budget_bytes // page_bytes
