@@ -37,18 +37,6 @@ def quiet_broken_pipe() -> None:
 
 
 @contextmanager
-def progress_bar(total: int | None, label: str, unit: str, **options: Any) -> Iterator[tqdm[Any]]:
-    """A bar on standard error; without a terminal it reports at most every ten seconds."""
-    from tqdm import tqdm
-
-    interval = 0.1 if sys.stderr.isatty() else 10.0
-    with tqdm(
-        total=total, desc=label, unit=unit, mininterval=interval, file=sys.stderr, **options
-    ) as bar:
-        yield bar
-
-
-@contextmanager
 def download_progress(name: str) -> Iterator[Progress]:
     """Bars for each phase of fetching a model."""
     bar: tqdm[Any] | None = None
@@ -56,6 +44,8 @@ def download_progress(name: str) -> Iterator[Progress]:
 
     def report(phase: str, done: int, total: int) -> None:
         nonlocal bar, shown
+        if phase in _PHASES_UNSHOWN:
+            return
         if phase != shown:
             if bar is not None:
                 bar.close()
@@ -63,7 +53,7 @@ def download_progress(name: str) -> Iterator[Progress]:
             shown = phase
             if phase in _PHASES_WITH_BAR:
                 bar = _byte_bar(f"{name}: {phase}", total, done)
-            elif phase not in _PHASES_UNSHOWN:
+            else:
                 note(f"{name}: {phase}")
         if bar is not None:
             bar.update(done - bar.n)
@@ -88,7 +78,6 @@ def _byte_bar(label: str, total_bytes: int, done_bytes: int) -> tqdm[Any]:
         desc=label,
         unit="B",
         unit_scale=True,
-        unit_divisor=1024,
         mininterval=0.1 if sys.stderr.isatty() else 10.0,
         file=sys.stderr,
     )
