@@ -290,7 +290,7 @@ def _read_tensors(cursor: Cursor, count: int, alignment_bytes: int) -> dict[str,
 
 
 def _read_tensor(cursor: Cursor, number: int) -> tuple[str, tuple[int, ...], GgmlType, int]:
-    name = cursor.text(f"tensor {number}", MAX_NAME_BYTES)
+    name = cursor.name(f"tensor {number}", MAX_NAME_BYTES)
     dimensions = cursor.uint32(name)
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise ModelFileError(

@@ -74,14 +74,14 @@ class Cursor:
         value: int = _UINT64.unpack_from(self.buffer, self.skip(8, field))[0]
         return value
 
-    def text(self, field: str, limit_bytes: int) -> str:
-        """A length-prefixed UTF-8 string."""
+    def name(self, field: str, limit_bytes: int) -> str:
+        """A length-prefixed UTF-8 string that is not empty."""
         size_bytes = self.uint64(field)
-        if size_bytes > limit_bytes:
+        if not 1 <= size_bytes <= limit_bytes:
             raise ModelFileError(
-                "a name is too long",
+                "bad length of a name",
                 field=field,
-                expected=f"at most {limit_bytes} bytes",
+                expected=f"1 to {limit_bytes} bytes",
                 found=f"{size_bytes}",
                 remedy=REMEDY,
             )
@@ -195,7 +195,7 @@ def read_metadata(cursor: Cursor, count: int) -> Metadata:
     entries: dict[str, _Entry] = {}
     strings_left = MAX_STRINGS
     for number in range(count):
-        key = cursor.text(f"metadata key {number}", MAX_KEY_BYTES)
+        key = cursor.name(f"metadata key {number}", MAX_KEY_BYTES)
         if key in entries:
             raise ModelFileError("the key appears twice", field=key, remedy=REMEDY)
         entry = _read_value(cursor, key, strings_left)
