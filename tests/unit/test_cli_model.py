@@ -144,8 +144,8 @@ def test_settings_reach_the_engine(model: str, capsys: pytest.CaptureFixture[str
         "--set=compute.activations=fp32",
     )
     assert output(capsys, *line, *options) == plain
-    message = failure(capsys, *line, "--set", "memory.context_tokens=100000")
-    assert "memory.context_tokens" in message
+    message = failure(capsys, *line, "--set", "memory.kv_bytes=1KB")
+    assert "memory.kv_bytes" in message
     assert "Traceback" not in message
 
 

@@ -77,7 +77,6 @@ def test_every_setting_can_be_written_as_it_is_shown() -> None:
         ("memory.kv_bytes", "2GB", 2 << 30),
         ("memory.kv_bytes", "1.5 MiB", 3 << 19),
         ("memory.kv_bytes", "auto", None),
-        ("memory.context_tokens", "4096", 4096),
         ("compute.threads", "auto", None),
         ("compute.threads", " 4 ", 4),
         ("scheduler.max_chunk_tokens", "auto", None),

@@ -154,12 +154,6 @@ class MemorySettings:
     kv_bytes: int | None = _setting(
         None, _bytes_or_auto, "bytes", "KV cache in all (auto: from the memory that is free)"
     )
-    context_tokens: int | None = _setting(
-        None,
-        _integer(16, 1 << 24, none="auto"),
-        "tokens",
-        "longest prompt and answer together (auto: the model's, or what the KV cache holds)",
-    )
     kv_format: str = _setting("fp16", _choice("fp16", "fp32"), "", "how K and V are stored")
 
 
