@@ -32,7 +32,7 @@ TileKernels tile_kernels() {
     return {{tile_kernel<1, Format>, tile_kernel<2, Format>, tile_kernel<3, Format>,
              tile_kernel<4, Format>}};
   } else {
-    return {{tile_kernel<1, Format>, tile_kernel<2, Format>}};
+    return {{tile_kernel<1, Format>}};
   }
 }
 

@@ -14,7 +14,7 @@ constexpr int max_float_rows = 6;
 #elif defined(OCTAVO_TIER_AVX2)
 constexpr int max_float_rows = 3;
 #else
-constexpr int max_float_rows = 2;
+constexpr int max_float_rows = 1;
 #endif
 
 // Lanes hold four codes; writes the floats of one byte position to row `b` of [4][32].
@@ -75,7 +75,7 @@ OCTAVO_INLINE void float_tile(const float* x, int64_t ldx, const float* w, int i
   for (int k = 0; k < inputs; ++k) {
     const simd::F16 w0 = simd::load(w + k * panel_channels);
     const simd::F16 w1 = simd::load(w + k * panel_channels + 16);
-#pragma GCC unroll 8
+OCTAVO_UNROLL
     for (int r = 0; r < Rows; ++r) {
       const simd::F16 value = simd::set1(x[r * ldx + k]);
       f[r][0] = simd::fma(value, w0, f[r][0]);

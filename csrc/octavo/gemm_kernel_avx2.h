@@ -54,10 +54,10 @@ OCTAVO_INLINE void integer_sums(const TileArguments& a, const uint8_t* codes, in
   constexpr int run = steps_in_16_bits<Format>();
   const __m256i ones = _mm256_set1_epi16(1);
   const int8_t* x = a.activations + block * block_inputs;
-#pragma GCC unroll 8
+OCTAVO_UNROLL
   for (int first = 0; first < steps; first += run) {
     __m256i words[Rows][Columns];
-#pragma GCC unroll 8
+OCTAVO_UNROLL
     for (int s = 0; s < run; ++s) {
       const int ordinal = first + s;
       // Packed codes of the steps s and s + 4 share their bytes: take them one after the other.
@@ -65,7 +65,7 @@ OCTAVO_INLINE void integer_sums(const TileArguments& a, const uint8_t* codes, in
                                                     : part * steps + ordinal;
       __m256i w[Columns];
       __m256i magnitude[Columns];
-#pragma GCC unroll 4
+OCTAVO_UNROLL
       for (int c = 0; c < Columns; ++c) {
         w[c] = load_column<Format>(codes, step, column + c);
         if constexpr (signed_codes<Format>) {
@@ -73,10 +73,10 @@ OCTAVO_INLINE void integer_sums(const TileArguments& a, const uint8_t* codes, in
           magnitude[c] = _mm256_abs_epi8(w[c]);
         }
       }
-#pragma GCC unroll 8
+OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
         const __m256i four = load_four(x + r * a.activations_stride + step * 4);
-#pragma GCC unroll 4
+OCTAVO_UNROLL
         for (int c = 0; c < Columns; ++c) {
           __m256i product;
           if constexpr (signed_codes<Format>) {
@@ -88,9 +88,9 @@ OCTAVO_INLINE void integer_sums(const TileArguments& a, const uint8_t* codes, in
         }
       }
     }
-#pragma GCC unroll 8
+OCTAVO_UNROLL
     for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
+OCTAVO_UNROLL
       for (int c = 0; c < Columns; ++c) {
         const __m256i wide = _mm256_madd_epi16(words[r][c], ones);
         sums[r][c] = first == 0 ? wide : _mm256_add_epi32(sums[r][c], wide);
@@ -110,7 +110,7 @@ OCTAVO_INLINE void add_group(const TileArguments& a, const uint8_t* scales, cons
       reinterpret_cast<const uint16_t*>(scales + part * Format::group_scales_bytes) + column * 8;
   __m256 scale[Columns];
   __m256 minimum[Columns];
-#pragma GCC unroll 4
+OCTAVO_UNROLL
   for (int c = 0; c < Columns; ++c) {
     scale[c] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(d + 8 * c)));
     if constexpr (Format::affine) {
@@ -118,12 +118,12 @@ OCTAVO_INLINE void add_group(const TileArguments& a, const uint8_t* scales, cons
           _mm_load_si128(reinterpret_cast<const __m128i*>(d + panel_channels + 8 * c)));
     }
   }
-#pragma GCC unroll 8
+OCTAVO_UNROLL
   for (int r = 0; r < Rows; ++r) {
     const ActivationGroup& group = a.groups[r * a.groups_stride + block];
     const __m256 row_scale = _mm256_set1_ps(group.scale);
     float* out = a.sums + r * panel_channels + column * 8;
-#pragma GCC unroll 4
+OCTAVO_UNROLL
     for (int c = 0; c < Columns; ++c) {
       __m256i sum = sums[r][c];
       if constexpr (!Format::affine && !signed_codes<Format>) {

@@ -11,7 +11,7 @@ namespace octavo::OCTAVO_TIER {
 #if defined(OCTAVO_TIER_AVX512)
 constexpr int max_tile_rows = 6;
 #else
-constexpr int max_tile_rows = 2;
+constexpr int max_tile_rows = 1;
 #endif
 
 template <class Format>
@@ -27,20 +27,20 @@ OCTAVO_INLINE simd::Bytes load_codes(const uint8_t* codes, int step, int half) {
 template <int Rows, class Format>
 OCTAVO_INLINE void integer_sums(const TileArguments& a, const uint8_t* codes, int64_t block,
                                 int part, simd::I16 (&sums)[Rows][2]) {
-#pragma GCC unroll 8
+OCTAVO_UNROLL
   for (int r = 0; r < Rows; ++r) {
     const int32_t sum = Format::affine ? 0 : code_sum<Format>(a.groups[r * a.groups_stride + block],
                                                               part);
     sums[r][0] = sums[r][1] = simd::set1_int(-a.zero_point * sum);
   }
   constexpr int steps = Format::group / 4;
-#pragma GCC unroll 8
+OCTAVO_UNROLL
   for (int s = 0; s < steps; ++s) {
     // Packed codes of the steps s and s + 4 share their bytes: take them one after the other.
     const int step = steps == 8 ? (s & 1) * 4 + s / 2 : part * steps + s;
     const simd::Bytes w0 = load_codes<Format>(codes, step, 0);
     const simd::Bytes w1 = load_codes<Format>(codes, step, 1);
-#pragma GCC unroll 8
+OCTAVO_UNROLL
     for (int r = 0; r < Rows; ++r) {
       const simd::Quad x = simd::load_quad(a.activations + r * a.activations_stride +
                                            block * block_inputs + step * 4);
@@ -68,7 +68,7 @@ void tile_kernel(const TileArguments& a) {
                                                             part * Format::group_scales_bytes);
       const simd::F16 d0 = simd::load_fp16(d);
       const simd::F16 d1 = simd::load_fp16(d + 16);
-#pragma GCC unroll 8
+OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
         const simd::F16 scale = simd::set1(a.groups[r * a.groups_stride + block].scale);
         f[r][0] = simd::fma(simd::mul(simd::to_float(sums[r][0]), scale), d0, f[r][0]);
@@ -77,7 +77,7 @@ void tile_kernel(const TileArguments& a) {
       if constexpr (Format::affine) {
         const simd::F16 m0 = simd::load_fp16(d + panel_channels);
         const simd::F16 m1 = simd::load_fp16(d + panel_channels + 16);
-#pragma GCC unroll 8
+OCTAVO_UNROLL
         for (int r = 0; r < Rows; ++r) {
           const simd::F16 sum = simd::set1(
               scaled_code_sum<Format>(a.groups[r * a.groups_stride + block], part));

@@ -18,3 +18,10 @@
 #endif
 
 #define OCTAVO_INLINE inline __attribute__((always_inline))
+
+// Before a loop over registers. A plain array is no register: unrolling it only costs compile time.
+#if defined(OCTAVO_TIER_AVX512) || defined(OCTAVO_TIER_AVX2)
+#define OCTAVO_UNROLL _Pragma("GCC unroll 8")
+#else
+#define OCTAVO_UNROLL _Pragma("GCC unroll 1")
+#endif
