@@ -105,7 +105,7 @@ class PackedJobs:
             drawn=tokens[:draws],
             drawn_logprobs=logprobs[:draws],
             scored=[entry for entry in logprobs[draws:] if entry is not None],
-            draw_errors={item: text for item, text in errors.items() if item < draws},
+            draw_errors={item: text for item, text in sorted(errors.items()) if item < draws},
         )
 
 
