@@ -75,18 +75,6 @@ def test_reads_what_the_gguf_package_wrote(tmp_path: Path, family: str) -> None:
             assert bytes(file.raw(tensor.name)) == tensor.data.tobytes()
 
 
-def test_a_real_file_lists_what_the_gguf_package_lists(smollm2_path: Path) -> None:
-    reader = gguf.GGUFReader(smollm2_path)
-    with GgufFile.open(smollm2_path) as file:
-        for tensor in reader.tensors:
-            info = file.tensors[tensor.name]
-            assert (info.offset_bytes, info.size_bytes) == (tensor.data_offset, tensor.n_bytes)
-        assert len(file.tensors) == len(reader.tensors)
-        tokens = file.strings("tokenizer.ggml.tokens")
-        assert tokens[:2] == ["<|endoftext|>", "<|im_start|>"]
-        assert len(tokens) == file.metadata.array_length("tokenizer.ggml.tokens") == 49152
-
-
 def test_every_kind_of_value(tmp_path: Path) -> None:
     pairs = (
         _pair("u8", 0, b"\xff"),

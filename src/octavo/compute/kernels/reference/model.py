@@ -63,10 +63,14 @@ class ReferenceModel:
                 remedy=f"use one of {', '.join(FORMATS)}",
             )
         self.program = program
-        self._source = weights
         self._kv_format = kv_format
         self._dtype: np.dtype[np.floating] = np.dtype(dtype)
-        self._weights = {name: self._load(name) for name in _dense_weights(program)}
+        # Of an embedding only some rows are read a step, so it stays as stored.
+        self._embeddings = {name: weights.raw(name) for name in _embeddings(program)}
+        self._weights: dict[str, Floats] = {
+            name: dequantise(*weights.raw(name)).astype(dtype, copy=False)
+            for name in _dense_weights(program)
+        }
         self.weight_bytes = sum(values.nbytes for values in self._weights.values())
         self._cache: PagedCache | None = None
 
@@ -122,11 +126,8 @@ class ReferenceModel:
 
     def close(self) -> None:
         """Free weights and cache."""
-        self._weights = {}
+        self._weights, self._embeddings = {}, {}
         self._cache = None
-
-    def _load(self, name: str) -> Floats:
-        return dequantise(*self._source.raw(name)).astype(self._dtype, copy=False)
 
     def _run(self, batch: Batch) -> Floats:
         """All operators but the head; returns the head's input [tokens, hidden]."""
@@ -164,7 +165,7 @@ class _Step:
         values, weights = self.values, self._model._weights
         match operator:
             case Embedding(out, weight, scale):
-                raw = self._model._source.raw(weight)
+                raw = self._model._embeddings[weight]
                 rows = dequantise_rows(*raw, self._batch.tokens).astype(self._model._dtype)
                 values[out] = rows * self._model._dtype.type(scale)
             case RmsNorm(out, x, weight, eps, heads):
@@ -244,7 +245,7 @@ def _head_operator(program: Program) -> Logits:
 
 
 def _dense_weights(program: Program) -> list[str]:
-    """Weights that are used whole; of an embedding only some rows are read a step."""
+    """Weights that are used whole."""
     names: list[str | None] = []
     for operator in program.operators:
         match operator:
@@ -257,3 +258,7 @@ def _dense_weights(program: Program) -> list[str]:
             case _:
                 pass
     return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def _embeddings(program: Program) -> list[str]:
+    return [item.weight for item in program.operators if isinstance(item, Embedding)]
