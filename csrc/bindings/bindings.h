@@ -25,6 +25,7 @@ inline void require(bool condition, const std::string& message) {
 }
 
 void bind_gemm(nanobind::module_& module);
+void bind_model(nanobind::module_& module);
 void bind_operators(nanobind::module_& module);
 void bind_sampling(nanobind::module_& module);
 

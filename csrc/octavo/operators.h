@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "octavo/attention_types.h"
+#include "octavo/gemm_types.h"
 #include "octavo/pool.h"
 #include "octavo/rope_types.h"
 
@@ -22,6 +23,12 @@ struct Operators {
   void (*silu_mul)(Pool&, const float* gate, const float* up, size_t total, float* out);
   void (*gelu_mul)(Pool&, const float* gate, const float* up, size_t total, float* out);
   void (*softcap)(Pool&, float* x, size_t total, float cap);
+  size_t (*activation_bytes)(int64_t max_rows, int64_t max_width, Activations mode);
+  void (*prepare_activations)(Pool&, const float* x, int64_t ldx, int64_t rows, int64_t width,
+                              Activations mode, ActivationBuffer& buffer);
+  void (*linear)(Pool&, const LinearTarget* targets, int count, const ActivationBuffer& buffer);
+  void (*embed_rows)(Pool&, const PackedWeight& weight, const int32_t* tokens, int64_t rows,
+                     float scale, float* out, int64_t ldo);
 };
 
 const Operators& scalar_operators();

@@ -3,6 +3,7 @@
 
 #include "octavo/attention.h"
 #include "octavo/elementwise.h"
+#include "octavo/gemm.h"
 #include "octavo/norm.h"
 #include "octavo/operators.h"
 #include "octavo/rope.h"
@@ -11,7 +12,21 @@ namespace octavo {
 namespace OCTAVO_TIER {
 
 constexpr Operators make_operators(const char* tier) {
-  return Operators{tier, rms_norm, rope, write_kv, attention, add, silu_mul, gelu_mul, softcap};
+  Operators table{};
+  table.tier = tier;
+  table.rms_norm = rms_norm;
+  table.rope = rope;
+  table.write_kv = write_kv;
+  table.attention = attention;
+  table.add = add;
+  table.silu_mul = silu_mul;
+  table.gelu_mul = gelu_mul;
+  table.softcap = softcap;
+  table.activation_bytes = activation_bytes;
+  table.prepare_activations = prepare_activations;
+  table.linear = linear;
+  table.embed_rows = embed_rows;
+  return table;
 }
 
 }  // namespace OCTAVO_TIER

@@ -1,0 +1,130 @@
+// The Model class as Python sees it. compute/kernels/cpu/model.py is the way to use it.
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/sampling.h"
+#include "octavo/step.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+Activations activations_of(const std::string& name) {
+  if (name == "int8") return Activations::Int8;
+  if (name == "int8x2") return Activations::Int8x2;
+  require(name == "fp32", "activations must be int8, int8x2 or fp32");
+  return Activations::Fp32;
+}
+
+KvFormat kv_format_of(const std::string& name) {
+  if (name == "fp16") return KvFormat::Fp16;
+  require(name == "fp32", "kv_format must be fp16 or fp32");
+  return KvFormat::Fp32;
+}
+
+void make_model(Model* self, const char* tier, int threads, const char* activations,
+                const char* kv_format, size_t max_tokens, int layers, int kv_heads, int head_dim) {
+  require(threads >= 1 && threads <= 1024, "threads must be from 1 to 1024");
+  const ModelSettings settings{threads,    activations_of(activations), kv_format_of(kv_format),
+                               max_tokens, layers,                      kv_heads,
+                               head_dim};
+  new (self) Model(choose_operators(tier), settings);
+}
+
+int add_matrix(Model& self, Array<uint8_t, 1> rows, int ggml_type, int64_t channels,
+               int64_t width) {
+  nb::gil_scoped_release unlocked;
+  return self.add_matrix(rows.data(), rows.size(), ggml_type, channels, width);
+}
+
+int add_rotation(Model& self, int dims, bool interleaved, Array<double, 1> frequencies) {
+  return self.add_rotation(Rotation{
+      dims, interleaved,
+      std::vector<double>(frequencies.data(), frequencies.data() + frequencies.size())});
+}
+
+void set_program(Model& self, Array<int32_t, 2> codes, Array<float, 2> floats) {
+  require(codes.shape(1) == 1 + kOperationInts && floats.shape(1) == kOperationFloats &&
+              codes.shape(0) == floats.shape(0) && codes.shape(0) > 0,
+          "a program has 6 integers and 2 floats an operation");
+  std::vector<Operation> program(codes.shape(0));
+  for (size_t i = 0; i < program.size(); ++i) {
+    const int32_t* record = codes.data() + i * (1 + kOperationInts);
+    program[i].code = Opcode(record[0]);
+    memcpy(program[i].ints, record + 1, sizeof program[i].ints);
+    memcpy(program[i].floats, floats.data() + i * kOperationFloats, sizeof program[i].floats);
+  }
+  self.set_program(std::move(program));
+}
+
+using Ids = Array<int32_t, 1>;
+
+StepInput input_of(const Ids& tokens, const Ids& row_starts, const Ids& past,
+                   const Array<int32_t, 2>& tables, const Ids& wanted) {
+  require(row_starts.size() == past.size() + 1 && tables.shape(0) == past.size(),
+          "row_starts, past and tables differ in rows");
+  return StepInput{tokens.data(), tokens.size(), row_starts.data(), past.data(), tables.data(),
+                   past.size(),   tables.shape(1), wanted.data(),   wanted.size()};
+}
+
+template <class Run>
+double timed(const Run& run) {
+  nb::gil_scoped_release unlocked;
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double logits(Model& self, Ids tokens, Ids row_starts, Ids past, Array<int32_t, 2> tables,
+              Ids wanted, MutableArray<float, 2> out) {
+  const StepInput input = input_of(tokens, row_starts, past, tables, wanted);
+  require(out.shape(0) == wanted.size() && out.shape(1) == self.vocabulary(),
+          "out must be [wanted, vocabulary]");
+  return timed([&] { self.run(input, out.data()); });
+}
+
+double step(Model& self, Ids tokens, Ids row_starts, Ids past, Array<int32_t, 2> tables, Ids wanted,
+            JobBytes jobs, JobIds ids, JobValues bias_values, ResultBytes results, TopIds top_ids,
+            TopLogprobs top_logprobs) {
+  const StepInput input = input_of(tokens, row_starts, past, tables, wanted);
+  const LogitJobs view = jobs_from_arrays(jobs, ids, bias_values, results, top_ids, top_logprobs,
+                                          wanted.size(), self.vocabulary());
+  return timed([&] { self.run(input, view); });
+}
+
+// For tests: the cache as bytes, so that they can poison what was never written.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> cache_bytes(Model& self) {
+  const KvCache& cache = self.cache();
+  const size_t bytes = cache.base == nullptr ? 0 : cache.geometry.page_bytes() * size_t(cache.pages);
+  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(cache.base, {bytes}, nb::find(self));
+}
+
+}  // namespace
+
+void bind_model(nb::module_& module) {
+  nb::class_<Model>(module, "Model")
+      .def("__init__", make_model, nb::arg("tier"), nb::arg("threads"), nb::arg("activations"),
+           nb::arg("kv_format"), nb::arg("max_tokens"), nb::arg("layers"), nb::arg("kv_heads"),
+           nb::arg("head_dim"))
+      .def("add_matrix", add_matrix)
+      .def("add_vector",
+           [](Model& self, Array<float, 1> values) {
+             return self.add_vector(values.data(), values.size());
+           })
+      .def("add_rotation", add_rotation)
+      .def("set_program", set_program)
+      .def("page_bytes", &Model::page_bytes)
+      .def("allocate_kv", &Model::allocate_kv, nb::call_guard<nb::gil_scoped_release>())
+      .def("logits", logits)
+      .def("step", step)
+      .def("cache_bytes", cache_bytes)
+      .def_prop_ro("tier", &Model::tier)
+      .def_prop_ro("threads", &Model::threads)
+      .def_prop_ro("weight_bytes", &Model::weight_bytes)
+      .def_prop_ro("workspace_bytes", &Model::workspace_bytes);
+}
+
+}  // namespace octavo

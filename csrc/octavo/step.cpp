@@ -1,0 +1,145 @@
+#include "octavo/step.h"
+
+#include <cstring>
+
+#include "octavo/pack.h"
+
+namespace octavo {
+namespace {
+
+constexpr size_t kMostTargets = 8;
+
+}  // namespace
+
+void Model::run(const StepInput& input, float* logits) { run_step(input, logits, nullptr); }
+
+void Model::run(const StepInput& input, const LogitJobs& jobs) { run_step(input, nullptr, &jobs); }
+
+void Model::run_step(const StepInput& input, float* logits, const LogitJobs* jobs) {
+  const std::lock_guard<std::mutex> one_at_a_time(mutex_);
+  check(input);
+  place_tokens(input);
+  fill_rotations(input);
+  tasks_heads_ = 0;
+  for (size_t i = 0; i + 1 < program_.size();) {
+    if (program_[i].code == Opcode::Linear) {
+      i += run_linears(i);
+    } else {
+      run_operation(program_[i], needs_.widths[i], input);
+      ++i;
+    }
+  }
+  run_head(input, logits, jobs);
+}
+
+// Neighbouring Linear operations (q, k and v; gate and up) run as one parallel region.
+size_t Model::run_linears(size_t first) {
+  LinearTarget targets[kMostTargets];
+  size_t count = 0;
+  for (; count < kMostTargets && program_[first + count].code == Opcode::Linear; ++count) {
+    const int32_t* ints = program_[first + count].ints;
+    targets[count] = LinearTarget{&matrices_[ints[2]],
+                                  ints[3] < 0 ? nullptr : vectors_[ints[3]].data(), slot(ints[0]),
+                                  needs_.widths[first + count]};
+  }
+  operators_.linear(pool_, targets, int(count), activations_);
+  return count;
+}
+
+void Model::run_operation(const Operation& operation, int64_t width, const StepInput& input) {
+  const int32_t* ints = operation.ints;
+  const size_t tokens = input.token_count, total = tokens * size_t(width);
+  switch (operation.code) {
+    case Opcode::Embedding:
+      operators_.embed_rows(pool_, matrices_[ints[1]], input.tokens, tokens, operation.floats[0],
+                            slot(ints[0]), width);
+      return;
+    case Opcode::RmsNorm:
+      operators_.rms_norm(pool_, slot(ints[1]), vectors_[ints[2]].data(), operation.floats[0],
+                          tokens, ints[3], size_t(width / ints[3]), slot(ints[0]));
+      return;
+    case Opcode::Prepare:
+      operators_.prepare_activations(pool_, slot(ints[0]), width, tokens, width,
+                                     settings_.activations, activations_);
+      return;
+    case Opcode::Rope: {
+      const Rotation& rotation = rotations_[ints[2]];
+      operators_.rope(pool_, RopeCall{slot(ints[1]), slot(ints[0]), rotation_tables_[ints[2]],
+                                      table_width(rotation), tokens, ints[3],
+                                      int32_t(width / ints[3]), rotation.dims,
+                                      rotation.interleaved});
+      return;
+    }
+    case Opcode::KvWrite:
+      operators_.write_kv(pool_, KvWriteCall{&cache_, ints[2], slot(ints[0]), slot(ints[1]),
+                                             token_pages_, token_slots_, tokens});
+      return;
+    case Opcode::Attention: return run_attention(operation, input);
+    case Opcode::SiluMul:
+      return operators_.silu_mul(pool_, slot(ints[1]), slot(ints[2]), total, slot(ints[0]));
+    case Opcode::GeluMul:
+      return operators_.gelu_mul(pool_, slot(ints[1]), slot(ints[2]), total, slot(ints[0]));
+    case Opcode::Add:
+      return operators_.add(pool_, slot(ints[1]), slot(ints[2]), total, slot(ints[0]));
+    case Opcode::Linear:
+    case Opcode::Logits: return;  // run_linears and run_head
+  }
+}
+
+void Model::run_attention(const Operation& operation, const StepInput& input) {
+  const int32_t* ints = operation.ints;
+  const int32_t heads = ints[3], kv_heads = settings_.kv_heads, head_dim = settings_.head_dim;
+  if (tasks_heads_ != heads) {
+    tasks_.clear();
+    const int32_t block = task_tokens(heads, kv_heads, head_dim);
+    for (size_t row = 0; row < input.rows; ++row) {
+      append_tasks(int32_t(row), input.row_starts[row],
+                   input.row_starts[row + 1] - input.row_starts[row], input.past[row], kv_heads,
+                   block, &tasks_);
+    }
+    tasks_heads_ = heads;
+  }
+  const AttentionCall call{&cache_,
+                           ints[2],
+                           heads,
+                           kv_heads,
+                           head_dim,
+                           ints[4],
+                           operation.floats[0],
+                           operation.floats[1],
+                           slot(ints[1]),
+                           slot(ints[0]),
+                           input.tables,
+                           input.table_width,
+                           attention_scratch_,
+                           attention_floats_,
+                           split_,
+                           kSplitFloats};
+  operators_.attention(pool_, call, tasks_.data(), tasks_.size());
+}
+
+void Model::run_head(const StepInput& input, float* logits, const LogitJobs* jobs) {
+  const Operation& head = program_.back();
+  const size_t hidden = size_t(needs_.hidden), vocabulary = size_t(needs_.vocabulary);
+  const float* x = slot(head.ints[0]);
+  for (size_t first = 0; first < input.wanted_count; first += kLogitRows) {
+    const size_t left = input.wanted_count - first, rows = left < kLogitRows ? left : kLogitRows;
+    for (size_t row = 0; row < rows; ++row) {
+      memcpy(head_rows_ + row * hidden, x + size_t(input.wanted[first + row]) * hidden,
+             hidden * sizeof(float));
+    }
+    float* block = logits != nullptr ? logits + first * vocabulary : logit_rows_;
+    operators_.prepare_activations(pool_, head_rows_, int64_t(hidden), rows, int64_t(hidden),
+                                   settings_.activations, activations_);
+    const LinearTarget target{&matrices_[head.ints[1]], nullptr, block, int64_t(vocabulary)};
+    operators_.linear(pool_, &target, 1, activations_);
+    if (head.floats[0] > 0.0f) {
+      operators_.softcap(pool_, block, rows * vocabulary, head.floats[0]);
+    }
+    if (jobs != nullptr) {
+      process_rows(pool_, *sampling_, block, vocabulary, first, rows, *jobs);
+    }
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,124 @@
+// A loaded model on the CPU: packed weights, a lowered program, the KV cache and the workspace of a
+// step. One call runs a whole step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "octavo/gemm_types.h"
+#include "octavo/kv.h"
+#include "octavo/memory.h"
+#include "octavo/operators.h"
+#include "octavo/panel.h"
+#include "octavo/pool.h"
+#include "octavo/program.h"
+#include "octavo/rotation.h"
+#include "octavo/sample.h"
+
+namespace octavo {
+
+// The tokens of a step: sequences of consecutive tokens and their page tables.
+struct StepInput {
+  const int32_t* tokens;  // [token_count]
+  size_t token_count;
+  const int32_t* row_starts;  // [rows + 1]
+  const int32_t* past;        // [rows] tokens already in the cache
+  const int32_t* tables;      // [rows, table_width] physical pages
+  size_t rows;
+  size_t table_width;
+  const int32_t* wanted;  // [wanted_count] batch tokens whose logits are needed
+  size_t wanted_count;
+};
+
+// Rows of logits that are computed, used and overwritten together.
+constexpr size_t kLogitRows = 64;
+
+// Partial attention states of long sequences, see attention.h (8 MiB, touched when needed).
+constexpr size_t kSplitFloats = size_t(1) << 21;
+
+struct ModelSettings {
+  int threads;
+  Activations activations;
+  KvFormat kv_format;
+  size_t max_tokens;  // of a step
+  int32_t layers;
+  int32_t kv_heads;
+  int32_t head_dim;
+};
+
+// Build order: add_* in any order, then set_program once, then allocate_kv, then run. Everything
+// throws std::invalid_argument for bad input, after which the model is as it was before the call.
+// Calls may come from any thread; steps run one at a time.
+class Model {
+ public:
+  Model(const Operators& operators, const ModelSettings& settings);
+
+  int32_t add_matrix(const void* rows, size_t bytes, int ggml_type, int64_t channels,
+                     int64_t width);
+  int32_t add_vector(const float* values, size_t count);
+  int32_t add_rotation(Rotation rotation);
+  void set_program(std::vector<Operation> program);
+
+  size_t page_bytes(int32_t page_tokens) const;
+  void allocate_kv(int32_t pages, int32_t page_tokens);
+
+  // Writes logits [wanted_count, vocabulary].
+  void run(const StepInput& input, float* logits);
+  // Does the jobs, whose rows are indices into `wanted`. They must have passed check_jobs.
+  void run(const StepInput& input, const LogitJobs& jobs);
+
+  const char* tier() const { return operators_.tier; }
+  int threads() const { return pool_.threads(); }
+  size_t vocabulary() const { return size_t(needs_.vocabulary); }
+  size_t weight_bytes() const;
+  size_t workspace_bytes() const { return workspace_.bytes(); }
+  const KvCache& cache() const { return cache_; }
+
+ private:
+  void plan_workspace();
+  void check(const StepInput& input) const;
+  void place_tokens(const StepInput& input);
+  void fill_rotations(const StepInput& input);
+  void run_operation(const Operation& operation, int64_t width, const StepInput& input);
+  size_t run_linears(size_t first);
+  void run_attention(const Operation& operation, const StepInput& input);
+  void run_head(const StepInput& input, float* logits, const LogitJobs* jobs);
+  void run_step(const StepInput& input, float* logits, const LogitJobs* jobs);
+  float* slot(int32_t index) const { return slots_[size_t(index)]; }
+
+  const Operators& operators_;
+  const ModelSettings settings_;
+  Pool pool_;
+  std::mutex mutex_;
+
+  Arena arena_;
+  std::vector<PackedWeight> matrices_;
+  std::vector<std::vector<float>> vectors_;
+  std::vector<Rotation> rotations_;
+  std::vector<Operation> program_;
+  ProgramNeeds needs_;
+
+  HugeBuffer kv_memory_;
+  KvCache cache_;
+
+  HugeBuffer workspace_;
+  std::vector<float*> slots_;
+  std::vector<float*> rotation_tables_;
+  int32_t* token_pages_ = nullptr;
+  int32_t* token_slots_ = nullptr;
+  int32_t* token_positions_ = nullptr;
+  float* head_rows_ = nullptr;
+  float* logit_rows_ = nullptr;
+  float* attention_scratch_ = nullptr;
+  size_t attention_floats_ = 0;
+  float* split_ = nullptr;
+  ActivationBuffer activations_{};
+  std::unique_ptr<SampleWorkspace> sampling_;
+  std::vector<AttentionTask> tasks_;
+  int32_t tasks_heads_ = 0;  // heads the tasks of this step were cut for; 0: none yet
+};
+
+}  // namespace octavo
