@@ -4,7 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstring>
-#include <memory>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "octavo/cpu_features.h"
@@ -23,19 +23,17 @@ using OutMatrix = MutableArray<float, 2>;
 struct PackedMatrix {
   Arena arena;
   PackedWeight weight{};
-};
 
-std::unique_ptr<PackedMatrix> pack_matrix(Array<uint8_t, 1> rows, int ggml_type, int64_t channels,
-                                          int64_t width, int threads) {
-  auto result = std::make_unique<PackedMatrix>();
-  Pool pool(threads);
-  const PackStatus status = pack(pool, result->arena, rows.data(), rows.size(), ggml_type, channels,
-                                 width, result->weight);
-  require(status != PackStatus::UnknownType, "pack: the format is not supported");
-  require(status != PackStatus::BadShape, "pack: the width does not fit the format's block");
-  require(status != PackStatus::WrongSize, "pack: the bytes do not fit the shape");
-  return result;
-}
+  PackedMatrix(Array<uint8_t, 1> rows, int ggml_type, int64_t channels, int64_t width,
+               int threads) {
+    Pool pool(threads);
+    const PackStatus status =
+        pack(pool, arena, rows.data(), rows.size(), ggml_type, channels, width, weight);
+    require(status != PackStatus::UnknownType, "pack: the format is not supported");
+    require(status != PackStatus::BadShape, "pack: the width does not fit the format's block");
+    require(status != PackStatus::WrongSize, "pack: the bytes do not fit the shape");
+  }
+};
 
 Activations parse_mode(const std::string& mode) {
   if (mode == "int8") return Activations::Int8;
@@ -123,8 +121,8 @@ void run_embed_rows(const char* tier, int threads, const PackedMatrix& matrix,
 
 void bind_gemm(nb::module_& module) {
   nb::class_<PackedMatrix>(module, "PackedMatrix")
-      .def(nb::new_(&pack_matrix), nb::arg("rows"), nb::arg("ggml_type"), nb::arg("channels"),
-           nb::arg("width"), nb::arg("threads") = 1)
+      .def(nb::init<Array<uint8_t, 1>, int, int64_t, int64_t, int>(), nb::arg("rows"),
+           nb::arg("ggml_type"), nb::arg("channels"), nb::arg("width"), nb::arg("threads") = 1)
       .def_prop_ro("bytes", [](const PackedMatrix& m) { return m.arena.used_bytes(); })
       .def_prop_ro("tensor_scale", [](const PackedMatrix& m) { return m.weight.tensor_scale; });
   module.def("row_bytes", row_bytes, nb::arg("ggml_type"), nb::arg("width"),
