@@ -1,4 +1,4 @@
-"""Chat templates of well-known models, in their published wording or shortened to their logic."""
+"""Chat templates with the logic of those that well-known models publish."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ REASONING = """{%- if tools %}
 {%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string
+        and not(message.content.startswith('<tool_response>')
+                and message.content.endswith('</tool_response>')) %}
         {%- set ns.multi_step_tool = false %}
         {%- set ns.last_query_index = index %}
     {%- endif %}
@@ -120,10 +122,12 @@ REASONING = """{%- if tools %}
             {%- set reasoning_content = message.reasoning_content %}
         {%- elif '</think>' in message.content %}
             {%- set content = message.content.split('</think>')[-1].lstrip('\n') %}
-            {%- set reasoning_content = message.content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set before = message.content.split('</think>')[0].rstrip('\n') %}
+            {%- set reasoning_content = before.split('<think>')[-1].lstrip('\n') %}
         {%- endif %}
         {%- if loop.index0 > ns.last_query_index and reasoning_content %}
-            {{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+            {{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n') }}
+            {{- '\n</think>\n\n' + content.lstrip('\n') }}
         {%- else %}
             {{- '<|im_start|>' + message.role + '\n' + content }}
         {%- endif %}
@@ -140,7 +144,8 @@ REASONING = """{%- if tools %}
         {%- endfor %}
         {{- '<|im_end|>\n' }}
     {%- elif message.role == "tool" %}
-        {{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
+        {{- '<|im_start|>user\n<tool_response>\n' + message.content }}
+        {{- '\n</tool_response><|im_end|>\n' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}

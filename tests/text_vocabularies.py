@@ -36,8 +36,8 @@ def sentencepiece(*, add_space_prefix: bool = True) -> Metadata:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     kinds = [2, 3, 3, *[6] * 256]
     scores = [0.0] * len(tokens)
-    words = ["\u2581h", "\u2581hi", "hi", "\u2581\u2581", "\u2581", "h", "i", "<", "/", "s", ">", "</"]
-    for place, word in enumerate([*words, "s>", "\u597d"]):
+    words = ["\u2581h", "\u2581hi", "hi", "\u2581\u2581", "\u2581", *"hi</s>", "</", "s>", "\u597d"]
+    for place, word in enumerate(words):
         tokens.append(word)
         kinds.append(1)
         scores.append(-float(place))

@@ -24,14 +24,21 @@ from octavo.text.tokenizer import Tokenizer
 
 MODELS = ("smollm2", "gemma3", "qwen")
 LANGUAGES = ("ar", "en", "hi", "ru", "th", "zh")
-SOURCE_FILES = ("argparse.py", "inspect.py", "typing.py", "json/decoder.py", "tarfile.py", "html/entities.py")
+SOURCE_FILES = (
+    "argparse.py",
+    "inspect.py",
+    "typing.py",
+    "json/decoder.py",
+    "tarfile.py",
+    "html/entities.py",
+)
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def loaded(request: pytest.FixtureRequest) -> Iterator[tuple[str, Path, Tokenizer, Any]]:
+def loaded(request: pytest.FixtureRequest) -> tuple[str, Path, Tokenizer, Any]:
     path: Path = request.getfixturevalue(f"{request.param}_path")
     metadata = GgufFile.open(path).metadata
-    yield request.param, path, Tokenizer.from_metadata(metadata), metadata
+    return request.param, path, Tokenizer.from_metadata(metadata), metadata
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +91,8 @@ def corpus(name: str, folder: Path) -> list[str]:
     return [(library / file).read_text(encoding="utf-8") for file in SOURCE_FILES]
 
 
-CORPORA = ("wikitext", *(f"xquad-{code}" for code in LANGUAGES), "naughty", "gsm8k", "tools", "code")
+XQUAD = tuple(f"xquad-{code}" for code in LANGUAGES)
+CORPORA = ("wikitext", *XQUAD, "naughty", "gsm8k", "tools", "code")
 
 
 @pytest.mark.parametrize("name", CORPORA)
@@ -174,7 +182,7 @@ def test_pieces_join_to_the_whole_for_random_ids(
 ) -> None:
     _, _, tokenizer, _ = loaded
     chance = random.Random(7)
-    fragments = [i for i in range(min(tokenizer.vocabulary_size, 1000)) if len(tokenizer.token_bytes(i)) == 1]
+    fragments = [i for i in range(1000) if len(tokenizer.token_bytes(i)) == 1]
     for round_number in range(300):
         pool = fragments if round_number % 2 else range(tokenizer.vocabulary_size)
         ids = [chance.choice(pool) for _ in range(chance.randrange(60))]

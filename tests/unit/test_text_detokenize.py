@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from text_vocabularies import byte_level, sentencepiece
-
 from octavo.text.detokenize import IncrementalDecoder
 from octavo.text.tokenizer import Tokenizer
+from text_vocabularies import byte_level, sentencepiece
 
 
 def test_a_character_waits_until_it_is_whole() -> None:

@@ -7,7 +7,9 @@ import pytest
 from octavo.text.stops import StopSearch
 
 
-def run(stops: list[str], pieces: list[str], *, include_stop: bool = False) -> tuple[str, str | None]:
+def run(
+    stops: list[str], pieces: list[str], *, include_stop: bool = False
+) -> tuple[str, str | None]:
     search = StopSearch(stops, include_stop=include_stop)
     sent = ""
     for piece in pieces:

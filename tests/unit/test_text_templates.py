@@ -9,12 +9,12 @@ from typing import Any
 import jinja2
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from text_templates import CHATML, GEMMA2, KNOWN, MISTRAL, REASONING
-from text_vocabularies import byte_level
 
 from octavo.core.errors import InvalidRequest, ModelFileError, TemplateError
 from octavo.text.templates import ChatTemplate, encode_chat
 from octavo.text.tokenizer import Tokenizer
+from text_templates import CHATML, GEMMA2, KNOWN, MISTRAL, REASONING
+from text_vocabularies import byte_level
 
 CONTROLS = (
     "<|im_start|>",
@@ -84,18 +84,17 @@ def test_output_equals_jinja2(
     name: str, conversation: str, tools: list[dict[str, object]] | None, add_generation_prompt: bool
 ) -> None:
     messages = CONVERSATIONS[conversation]
-    variables = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+    options = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+    variables = {"enable_thinking": False}
     try:
-        expected = reference(KNOWN[name], messages=messages, enable_thinking=False, **variables)
+        expected = reference(KNOWN[name], messages=messages, **options, **variables)
     except jinja2.TemplateError as error:
         if conversation == "system":  # folded, which has a test of its own
             return
         with pytest.raises(TemplateError, match=str(error)[:40]):
-            template(KNOWN[name]).render(messages, variables={"enable_thinking": False}, **variables)
+            template(KNOWN[name]).render(messages, variables=variables, **options)
         return
-    rendered = template(KNOWN[name]).render(
-        messages, variables={"enable_thinking": False}, **variables
-    )
+    rendered = template(KNOWN[name]).render(messages, variables=variables, **options)
     assert rendered.text == expected
     assert len(rendered.masked) == len(expected)
 
@@ -213,7 +212,8 @@ def test_a_broken_template_is_refused_at_load(source: str) -> None:
     "source",
     [
         "{% for a in range(90000) %}{% for b in range(90000) %}x{% endfor %}{% endfor %}",
-        "{% set n = namespace(x='a') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for a in range(60) %}"
+        "{% set n.x = n.x ~ n.x %}{% endfor %}",
         "{% set n = namespace(x='a') %}{% for a in range(60) %}"
         "{% set n.x = n.x | replace('a', 'aa') %}{% endfor %}",
         "{{ 'x' * 9999999999 }}",

@@ -8,7 +8,6 @@ control tokens in that state, and the characters are exchanged back before it is
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -40,12 +39,20 @@ def _tree(ordered: list[str]) -> str:
     groups.pop("", None)
     branches = []
     for group in groups.values():
-        shared = os.path.commonprefix(group)
+        shared = _shared_beginning(group[0], group[-1])
         rest = [word[len(shared) :] for word in group]
         branches.append(re.escape(shared) + (_tree(rest) if len(rest) > 1 else ""))
     if len(branches) == 1 and not optional:
         return branches[0]
     return f"(?:{'|'.join(branches)}){'?' if optional else ''}"
+
+
+def _shared_beginning(first: str, last: str) -> str:
+    """What a sorted group has in common is what its first and its last have."""
+    length = 0
+    while first[length : length + 1] == last[length : length + 1] != "":
+        length += 1
+    return first[:length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,10 @@ class Mask:
         if isinstance(value, list):
             return [self.apply(item) for item in value]
         return value
+
+    def apply_to_object(self, value: Mapping[str, object]) -> dict[str, object]:
+        """A hidden copy of an object."""
+        return {self.hide(key): self.apply(item) for key, item in value.items()}
 
 
 class Masker:

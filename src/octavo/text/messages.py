@@ -34,9 +34,7 @@ def normalise_messages(messages: object) -> list[Message]:
 
 def _message(message: object, index: int) -> Message:
     if not isinstance(message, Mapping):
-        raise TemplateError(
-            f"must be an object, not {type(message).__name__}", message_index=index
-        )
+        raise TemplateError(f"must be an object, not {type(message).__name__}", message_index=index)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise TemplateError(
@@ -65,7 +63,8 @@ def _content(message: Mapping[object, object], role: str, index: int) -> str:
             return ""
         raise TemplateError("no content", message_index=index, remedy="send text as content")
     if isinstance(content, Sequence) and not isinstance(content, bytes):
-        return "\n".join(_part(part, f"{field}[{place}]", index) for place, part in enumerate(content))
+        parts = enumerate(content)
+        return "\n".join(_part(part, f"{field}[{place}]", index) for place, part in parts)
     raise TemplateError(
         f"content must be text, not {type(content).__name__}", field=field, message_index=index
     )
@@ -128,13 +127,18 @@ def plain_value(value: object, field: str, *, depth: int = 0) -> object:
     if isinstance(value, str):
         return check_text(value, field)
     if isinstance(value, Mapping):
-        return {
-            check_text(key, field): plain_value(item, field, depth=depth + 1)
-            for key, item in value.items()
-        }
+        return plain_object(value, field, depth=depth)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [plain_value(item, field, depth=depth + 1) for item in value]
     raise InvalidRequest(f"not a JSON value: {type(value).__name__}", field=field)
+
+
+def plain_object(value: Mapping[str, object], field: str, *, depth: int = 0) -> dict[str, object]:
+    """`plain_value` of a JSON object."""
+    return {
+        check_text(key, field): plain_value(item, field, depth=depth + 1)
+        for key, item in value.items()
+    }
 
 
 def fold_system(messages: Sequence[Message]) -> list[Message]:

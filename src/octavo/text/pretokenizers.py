@@ -96,9 +96,7 @@ CUTS: Final[dict[str, Cut]] = {
     "viking": Cut((_BLOOM, r"\p{N}")),
     "tekken": Cut((_TEKKEN,), whole_words=True, add_bos=True),
     "falcon": _FALCON,
-    "deepseek-llm": Cut(
-        (r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_MARKS, r"\s+$", _CJK, r"\p{N}")
-    ),
+    "deepseek-llm": Cut((r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_MARKS, r"\s+$", _CJK, r"\p{N}")),
     "deepseek-coder": Cut((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
     "deepseek-v3": Cut((r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _DEEPSEEK3)),
 }

@@ -11,9 +11,9 @@ from typing import Final
 
 import minijinja
 
-from octavo.core.errors import InvalidRequest, ModelFileError, TemplateError
+from octavo.core.errors import ModelFileError, TemplateError
 from octavo.text.literals import Mask, Masker, strings_in
-from octavo.text.messages import Message, fold_system, normalise_messages, plain_value
+from octavo.text.messages import Message, fold_system, normalise_messages, plain_object, plain_value
 from octavo.text.tokenizer import Tokenizer
 
 TEMPLATE_KEY: Final = "tokenizer.chat_template"
@@ -127,7 +127,7 @@ class ChatTemplate:
                 remedy="use /v1/completions, or `octavo generate`, with a plain prompt",
             )
         conversation = normalise_messages(messages)
-        extra = plain_value(variables or {}, "chat_template_kwargs")
+        extra = plain_object(variables or {}, "chat_template_kwargs")
         offered = plain_value(list(tools), "tools") if tools else None
         if "developer" not in self.source:
             conversation = [
@@ -148,18 +148,19 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         tools: object,
-        variables: object,
+        variables: Mapping[str, object],
         add_generation_prompt: bool,
         mask: Mask,
     ) -> str:
         given = [messages, tools, variables]
         size = sum(map(len, strings_in(given))) + len(self._source)
         environment = self._environment(_BASE_FUEL + _FUEL_PER_CHARACTER * size)
-        hidden = mask.apply(variables)
         context: dict[str, object] = {
             **self._constants,
-            **(hidden if isinstance(hidden, dict) else {}),
-            "messages": [{**_hidden(mask, message), "role": message["role"]} for message in messages],
+            **mask.apply_to_object(variables),
+            "messages": [
+                {**mask.apply_to_object(message), "role": message["role"]} for message in messages
+            ],
             "tools": mask.apply(tools),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -171,7 +172,7 @@ class ChatTemplate:
         except (minijinja.TemplateError, ValueError, TypeError, RecursionError) as error:
             raise _refusal(error) from None
         if len(text) > MAX_RENDERED_CHARACTERS:
-            raise _Refusal("the template printed more than the limit", "send a shorter conversation")
+            raise _Refusal("the template printed too much text", "send a shorter conversation")
         return text
 
     def _environment(self, fuel: int) -> minijinja.Environment:
@@ -200,7 +201,11 @@ class ChatTemplate:
         return self._knows_system
 
     def _message_at_fault(
-        self, messages: Sequence[Message], tools: object, variables: object, mask: Mask
+        self,
+        messages: Sequence[Message],
+        tools: object,
+        variables: Mapping[str, object],
+        mask: Mask,
     ) -> int:
         """The message with which the conversation stops being acceptable, by bisection."""
         accepted, refused = 0, len(messages)
@@ -260,13 +265,6 @@ def _reason(error: Exception) -> str:
         place = f" (line {error.line})" if error.line else ""
         return f"{error.detail or error.message}{place}"[:500]
     return str(error)[:500]
-
-
-def _hidden(mask: Mask, message: Message) -> Message:
-    hidden = mask.apply(message)
-    if not isinstance(hidden, dict):
-        raise InvalidRequest("must be an object", field="messages")
-    return hidden
 
 
 def _to_json(

@@ -13,7 +13,10 @@ from octavo.text.literals import compile_words
 from octavo.text.pretokenizers import Cut, find_cut
 from octavo.text.vocabulary import BYTE_ALPHABET, PREFIX, TokenKind, Vocabulary, places_of
 
-_PROBE = "Hello, w\u00f6rld! 1 22 333\n\n\tif (x):  \u4f60\u597d \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \U0001f999"
+_PROBE = (
+    "Hello, w\u00f6rld! 1 22 333\n\n\tif (x):  "
+    "\u4f60\u597d \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \U0001f999"
+)
 
 
 @dataclass(frozen=True, slots=True)

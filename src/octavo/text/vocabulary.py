@@ -71,7 +71,7 @@ def _byte_alphabet() -> dict[int, str]:
 
 BYTE_ALPHABET: Final = _byte_alphabet()
 _OUTSIDE = "\uffff"
-_TO_LATIN1 = {code: _OUTSIDE for code in range(256)} | {
+_TO_LATIN1 = dict.fromkeys(range(256), _OUTSIDE) | {
     ord(character): chr(byte) for byte, character in BYTE_ALPHABET.items()
 }
 
@@ -292,7 +292,7 @@ def _token_id(metadata: Mapping[str, object], name: str, count: int) -> int | No
     if value is None:
         return None
     try:
-        token_id = int(value)  # type: ignore[call-overload]
+        token_id: int = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError):
         raise _wrong_type(key, "a token id", value) from None
     if token_id == 0xFFFFFFFF:  # how some converters write "none"
