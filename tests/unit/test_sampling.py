@@ -287,7 +287,10 @@ def test_a_large_vocabulary_with_one_value_only(answer: Answer) -> None:
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"presence_penalty": math.nan}, "presence_penalty"),
         ({"top_k": -1}, "top_k"),
+        ({"top_k": 2**31}, "too large"),
+        ({"top": -1}, "top"),
         ({"banned": [4]}, "vocabulary"),
+        ({"banned": [2**31]}, "too large"),
         ({"bias_ids": [-1], "bias_values": [0.0]}, "vocabulary"),
         ({"bias_ids": [1], "bias_values": [math.inf]}, "bias"),
         ({"bias_ids": [1], "bias_values": []}, "length"),
@@ -306,6 +309,8 @@ def test_settings_out_of_range_are_refused(
 def test_scores_out_of_the_vocabulary_are_refused(answer: Answer) -> None:
     with pytest.raises(ValueError, match="target"):
         answer(_rows([0, 1]), [0], [], [Score(0, 2)])
+    with pytest.raises(ValueError, match="top"):
+        answer(_rows([0, 1]), [0], [], [Score(0, 1, -1)])
 
 
 def test_native_code_checks_what_crosses_into_it() -> None:

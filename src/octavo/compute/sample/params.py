@@ -68,7 +68,7 @@ class PackedJobs:
     results: NDArray[Any]
     top_ids: Int32Array
     top_logprobs: NDArray[np.float64]
-    order: NDArray[np.intp]
+    order: list[int]
     """Job j answers item order[j] of the draws followed by the scores."""
     draw_count: int
 
@@ -91,7 +91,7 @@ class PackedJobs:
         errors: dict[int, str] = {}
         jobs = self.jobs[["top", "top_begin"]].tolist()
         for item, (top, begin), (logprob, token, status) in zip(
-            self.order.tolist(), jobs, self.results.tolist(), strict=True
+            self.order, jobs, self.results.tolist(), strict=True
         ):
             tokens[item] = token
             if status:
@@ -131,51 +131,57 @@ class _Ids:
 
 
 def pack_jobs(draws: Sequence[Draw], scores: Sequence[Score], vocabulary_size: int) -> PackedJobs:
-    """Lay out `draws` and `scores` for native code.
+    """Lay out `draws` and `scores` for native code, which checks them (as `check_jobs` does).
 
     Raises:
-        ValueError: a setting is out of its domain or a token id not in the vocabulary.
+        ValueError: a batch token or `top` is negative, a bias has ids without values, or a number
+            does not fit its field.
     """
+    tokens = [draw.token for draw in draws] + [score.token for score in scores]
+    order = sorted(range(len(tokens)), key=tokens.__getitem__)
+    wanted = sorted(set(tokens))
+    if wanted and wanted[0] < 0:
+        raise ValueError("a draw or score looks at a negative batch token")
+    if any((draw.top or 0) < 0 for draw in draws) or any(score.top < 0 for score in scores):
+        raise ValueError("top, the number of alternatives, must not be negative")
+    row_of = {token: row for row, token in enumerate(wanted)}
     ids = _Ids()
     bias_values: list[float] = []
     biases = []
-    for draw in draws:  # first of all ids, so that ids and values have equal indices
-        if len(draw.bias_ids) != len(draw.bias_values):
-            raise ValueError("bias_ids and bias_values differ in length")
-        biases.append(ids.add(draw.bias_ids))
-        bias_values.extend(draw.bias_values)
     records: list[tuple[float, ...]] = []
     top_begin = 0
-    for draw, bias in zip(draws, biases, strict=True):
-        top = -1 if draw.top is None else min(draw.top, vocabulary_size)
-        records.append(_draw_record(draw, top, top_begin, bias, ids))
-        top_begin += max(top, 0)
-    for score in scores:
-        top = min(score.top, vocabulary_size)
-        records.append(_score_record(score, top, top_begin))
-        top_begin += top
-    jobs = np.array(records, dtype=JOB)
-    order = np.argsort(jobs["row"], kind="stable")
-    jobs = jobs[order]
-    wanted, rows = np.unique(jobs["row"], return_inverse=True)
-    jobs["row"] = rows.reshape(-1)
-    packed = PackedJobs(
-        wanted=wanted.astype(np.int32),
+    try:
+        for draw in draws:  # first of all ids, so that ids and values have equal indices
+            if len(draw.bias_ids) != len(draw.bias_values):
+                raise ValueError("bias_ids and bias_values differ in length")
+            biases.append(ids.add(draw.bias_ids))
+            bias_values.extend(draw.bias_values)
+        for draw, bias in zip(draws, biases, strict=True):
+            top = -1 if draw.top is None else min(draw.top, vocabulary_size)
+            records.append(_draw_record(draw, row_of[draw.token], top, top_begin, bias, ids))
+            top_begin += max(top, 0)
+        for score in scores:
+            top = min(score.top, vocabulary_size)
+            records.append(_score_record(score, row_of[score.token], top, top_begin))
+            top_begin += max(top, 0)
+        jobs = np.array([records[item] for item in order], dtype=JOB)
+    except OverflowError as error:
+        raise ValueError(f"a number of a draw or score is too large: {error}") from None
+    return PackedJobs(
+        wanted=np.array(wanted, dtype=np.int32),
         jobs=jobs,
         ids=ids.array(),
-        bias_values=np.asarray(bias_values, dtype=np.float32),
+        bias_values=np.array(bias_values, dtype=np.float32),
         results=np.zeros(len(jobs), dtype=RESULT),
         top_ids=np.zeros(top_begin, dtype=np.int32),
         top_logprobs=np.zeros(top_begin, dtype=np.float64),
         order=order,
         draw_count=len(draws),
     )
-    _check(packed, vocabulary_size)
-    return packed
 
 
 def _draw_record(
-    draw: Draw, top: int, top_begin: int, bias: tuple[int, int], ids: _Ids
+    draw: Draw, row: int, top: int, top_begin: int, bias: tuple[int, int], ids: _Ids
 ) -> tuple[float, ...]:
     penalised = (
         draw.repetition_penalty != 1.0
@@ -191,7 +197,7 @@ def _draw_record(
         draw.repetition_penalty,
         draw.presence_penalty,
         draw.frequency_penalty,
-        draw.token,
+        row,
         DRAW_KIND,
         0,
         draw.top_k,
@@ -204,12 +210,17 @@ def _draw_record(
     )
 
 
-def _score_record(score: Score, top: int, top_begin: int) -> tuple[float, ...]:
+def _score_record(score: Score, row: int, top: int, top_begin: int) -> tuple[float, ...]:
     settings = (0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0)
-    return (*settings, score.token, SCORE_KIND, score.target, 0, top, top_begin) + (0,) * 8
+    return (*settings, row, SCORE_KIND, score.target, 0, top, top_begin) + (0,) * 8
 
 
-def _check(packed: PackedJobs, vocabulary_size: int) -> None:
+def check_jobs(packed: PackedJobs, vocabulary_size: int) -> None:
+    """The checks of native code, for interpreters without it.
+
+    Raises:
+        ValueError: a setting is out of its domain or a token id not in the vocabulary.
+    """
     jobs = packed.jobs
     for name, low, high in (
         ("top_p", 0.0, 1.0),
@@ -219,7 +230,6 @@ def _check(packed: PackedJobs, vocabulary_size: int) -> None:
         ("presence_penalty", np.finfo(np.float32).min, np.finfo(np.float32).max),
         ("frequency_penalty", np.finfo(np.float32).min, np.finfo(np.float32).max),
         ("top_k", 0, 2**31 - 1),
-        ("top", -1, 2**31 - 1),
         ("target", 0, vocabulary_size - 1),
     ):
         values = jobs[name]
@@ -228,8 +238,6 @@ def _check(packed: PackedJobs, vocabulary_size: int) -> None:
             raise ValueError(f"{name} must be from {low} to {high}, not {values[wrong][0]}")
     if not np.isfinite(packed.bias_values).all():
         raise ValueError("logit bias values must be finite")
-    if len(packed.wanted) and packed.wanted[0] < 0:
-        raise ValueError("a draw or score looks at a negative batch token")
     wrong = (packed.ids < 0) | (packed.ids >= vocabulary_size)
     if wrong.any():
         raise ValueError(f"token id {packed.ids[wrong][0]} is not in the vocabulary")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.compute.batch import Draw, Float32Array, Score, StepOutput
-from octavo.compute.sample.params import STATUS_MESSAGES, pack_jobs
+from octavo.compute.sample.params import STATUS_MESSAGES, check_jobs, pack_jobs
 from octavo.compute.sample.philox import philox_bits
 from octavo.core.output import TokenLogprob
 
@@ -62,7 +62,7 @@ def draw_and_score(
     Raises:
         ValueError: a setting is out of its domain, or a row or token id does not exist.
     """
-    pack_jobs(draws, scores, logits.shape[1])  # refuses what native code refuses
+    check_jobs(pack_jobs(draws, scores, logits.shape[1]), logits.shape[1])
     row_of = {token: logits[row] for row, token in enumerate(wanted)}
     for token in [draw.token for draw in draws] + [score.token for score in scores]:
         if token not in row_of:
