@@ -334,6 +334,7 @@ def test_bad_shapes_and_formats_are_refused() -> None:
         linear(weight, random_rows(1, WIDTH + 32), "int8")
     with pytest.raises(ValueError, match="activations must be"):
         linear(weight, random_rows(1), "int4")
+    out = np.zeros((1, WIDTH), np.float32)
+    beyond = np.array([CHANNELS], np.int32)
     with pytest.raises(ValueError, match="no such token"):
-        out = np.zeros((1, WIDTH), np.float32)
-        _native.embed_rows("", 1, weight.packed, np.array([CHANNELS], np.int32), 1.0, out)
+        _native.embed_rows("", 1, weight.packed, beyond, 1.0, out)
