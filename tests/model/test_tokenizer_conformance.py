@@ -1,4 +1,4 @@
-"""Ids of the three real models equal those of the reference tokenizers (about two minutes).
+"""Ids of the three real models equal those of the reference tokenizers (some three minutes on two free cores).
 
 The reference is transformers' own tokenizer, loaded from the same file. Its conversion knows no
 pre-tokenizer "smollm" and falls back to GPT-2's; SmolLM2's published tokenizer.json separates
@@ -71,7 +71,7 @@ def strings_of(value: object) -> Iterator[str]:
 def corpus(name: str, folder: Path) -> list[str]:
     if name == "wikitext":
         text = (folder / "wikitext-2/test.txt").read_text(encoding="utf-8")
-        return [text[:200_000], *text.splitlines(keepends=True)]
+        return [text[:100_000], *text.splitlines(keepends=True)]
     if name.startswith("xquad-"):
         path = next((folder / "xquad").glob(f"xquad.{name[6:]}*.json"))
         return list(strings_of(json.loads(path.read_text(encoding="utf-8"))))
@@ -111,7 +111,11 @@ def test_ids_equal_the_reference_and_text_comes_back(
         # reads its own mark for a space as a space.
         kept = text.encode("utf-8").translate(None, bytes(tokenizer.missing_bytes))
         kept = kept.replace("\u2581".encode(), b" ") if model == "gemma3" else kept
-        literal = tokenizer.encode(text, add_special=False, parse_special=False)
+        literal = (
+            tokenizer.encode(text, add_special=False, parse_special=False)
+            if tokenizer.find_controls(text)
+            else found
+        )
         assert tokenizer.decode(literal) == kept.decode("utf-8", "replace")
 
 
