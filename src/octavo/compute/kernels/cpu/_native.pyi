@@ -3,6 +3,63 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+class Model:
+    def __init__(
+        self,
+        tier: str,
+        threads: int,
+        activations: str,
+        kv_format: str,
+        max_tokens: int,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+    ) -> None: ...
+    def add_matrix(
+        self, rows: NDArray[np.uint8], ggml_type: int, channels: int, width: int
+    ) -> int: ...
+    def add_vector(self, values: NDArray[np.float32]) -> int: ...
+    def add_rotation(
+        self, dims: int, interleaved: bool, frequencies: NDArray[np.float64]
+    ) -> int: ...
+    def set_program(self, integers: NDArray[np.int32], floats: NDArray[np.float32]) -> None: ...
+    def page_bytes(self, page_tokens: int) -> int: ...
+    def allocate_kv(self, pages: int, page_tokens: int) -> None: ...
+    def logits(
+        self,
+        tokens: NDArray[np.int32],
+        row_starts: NDArray[np.int32],
+        past: NDArray[np.int32],
+        tables: NDArray[np.int32],
+        wanted: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> float: ...
+    def step(
+        self,
+        tokens: NDArray[np.int32],
+        row_starts: NDArray[np.int32],
+        past: NDArray[np.int32],
+        tables: NDArray[np.int32],
+        wanted: NDArray[np.int32],
+        jobs: NDArray[np.uint8],
+        ids: NDArray[np.int32],
+        bias_values: NDArray[np.float32],
+        results: NDArray[np.uint8],
+        top_ids: NDArray[np.int32],
+        top_logprobs: NDArray[np.float64],
+    ) -> float: ...
+    def cache_bytes(self) -> NDArray[np.uint8]: ...
+    @property
+    def tier(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def workspace_bytes(self) -> int: ...
+
+def tier(name: str = "") -> str: ...
+
 class Sampler:
     def __init__(self, vocabulary: int, threads: int) -> None: ...
     def sample(
