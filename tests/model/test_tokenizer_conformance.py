@@ -1,4 +1,4 @@
-"""Ids of the three real models equal those of the reference tokenizers (some three minutes on two free cores).
+"""Ids of the real models equal those of the reference tokenizers (three minutes on free cores).
 
 The reference is transformers' own tokenizer, loaded from the same file. Its conversion knows no
 pre-tokenizer "smollm" and falls back to GPT-2's; SmolLM2's published tokenizer.json separates

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-from text_vocabularies import Metadata
 
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.vocabulary import TokenKind
+from text_vocabularies import Metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 ALPHABET = "aeinorst thd.,\n\t  \u00e9\u4f60\u597d\U0001f999<s>/x0A_1"
