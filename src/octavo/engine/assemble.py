@@ -11,7 +11,7 @@ from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import TemplateError
 from octavo.core.fingerprint import fingerprint
 from octavo.core.gguf import GgufFile
-from octavo.core.settings import Settings, page_tokens
+from octavo.core.settings import PAGE_SIZES_TOKENS, Settings, page_tokens
 from octavo.engine.capacity import Capacity, available_memory_bytes, plan_capacity
 from octavo.engine.client import Client
 from octavo.engine.engine import Engine
@@ -92,7 +92,9 @@ def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> A
     try:
         tokenizer = Tokenizer.from_metadata(file.metadata, vocabulary_size=program.vocabulary_size)
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-        tokens = page_tokens(settings.memory.block_size, model.page_bytes(1) // program.kv.layers)
+        smallest = PAGE_SIZES_TOKENS[0]
+        layer_token_bytes = model.page_bytes(smallest) // smallest // program.kv.layers
+        tokens = page_tokens(settings.memory.block_size, layer_token_bytes)
         capacity = plan_capacity(
             page_tokens=tokens,
             page_bytes=model.page_bytes(tokens),
