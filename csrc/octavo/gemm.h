@@ -86,7 +86,8 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
   const int64_t blocks = weight.width / block_inputs;
   const int64_t tiles = (rows + max_tile_rows - 1) / max_tile_rows;
   const int block_lines = static_cast<int>((weight.block_bytes + 63) / 64);
-  // A lone row reads ahead in its own stream; more rows leave time to fetch the next panel.
+  // A lone row reads ahead in its own stream; more rows leave time to fetch the next panel, a
+  // share of it per tile.
   const int lines = rows == 1 ? block_lines : static_cast<int>((block_lines + tiles - 1) / tiles);
   for (int64_t i = 0; i < rows * panel_channels; ++i) sums[i] = 0.0f;
   const int64_t pass = rows == 1 ? blocks : pass_blocks;
@@ -96,6 +97,7 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
     const uint8_t* codes = scales + weight.scales_bytes;
     if (unpack) unpack_nibbles(codes, weight.block_bytes, count, unpacked);
     const uint8_t* ahead = rows == 1 ? scales + 2048 : scales + weight.panel_bytes;
+    int lines_left = block_lines;
     for (int64_t row = 0; row < rows;) {
       const int64_t tile = next_tile_rows(rows - row);
       TileArguments a;
@@ -112,9 +114,10 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
       a.zero_point = weight.format.zero_point;
       a.sums = sums + row * panel_channels;
       a.prefetch = ahead;
-      a.prefetch_lines = lines;
+      a.prefetch_lines = lines_left < lines ? lines_left : lines;
       kernels.by_rows[tile - 1](a);
-      ahead += static_cast<size_t>(count) * lines * 64;
+      ahead += static_cast<size_t>(count) * a.prefetch_lines * 64;
+      lines_left -= a.prefetch_lines;
       row += tile;
     }
   }

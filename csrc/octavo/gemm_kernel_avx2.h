@@ -17,7 +17,7 @@ constexpr int max_tile_rows = 4;
 template <class Format>
 constexpr bool signed_codes = Format::largest_code > 63;
 
-// 8 channels of one step; `column` counts registers of 8 channels.
+// 8 channels of one step; `column` counts registers of 8 channels from `codes` on.
 template <class Format>
 OCTAVO_INLINE __m256i load_column(const uint8_t* codes, int step, int column) {
   if constexpr (Format::packed) {
@@ -38,6 +38,15 @@ OCTAVO_INLINE __m256i load_four(const int8_t* activations) {
   return _mm256_set1_epi32(four);
 }
 
+// 8 fp16 scales or minimums.
+OCTAVO_INLINE __m256 load_scales(const uint8_t* scales) {
+  return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(scales)));
+}
+
+// Integer addition is associative, and GCC would make a tree of a chain of sums, with every product
+// alive and spilled. An empty statement that "changes" the sum keeps the chain.
+OCTAVO_INLINE void keep_order(__m256i& sum) { asm("" : "+x"(sum)); }
+
 // Steps whose pair sums may be added in 16 bits before they are widened.
 template <class Format>
 constexpr int steps_in_16_bits() {
@@ -48,12 +57,11 @@ constexpr int steps_in_16_bits() {
 }
 
 template <int Rows, int Columns, class Format>
-OCTAVO_INLINE void integer_sums(const TileArguments& a, const uint8_t* codes, int column,
-                                int64_t block, int part, __m256i (&sums)[Rows][Columns]) {
+OCTAVO_INLINE void integer_sums(const uint8_t* codes, const int8_t* x, int64_t x_stride, int part,
+                                __m256i (&sums)[Rows][Columns]) {
   constexpr int steps = Format::group / 4;
   constexpr int run = steps_in_16_bits<Format>();
   const __m256i ones = _mm256_set1_epi16(1);
-  const int8_t* x = a.activations + block * block_inputs;
 OCTAVO_UNROLL
   for (int first = 0; first < steps; first += run) {
     __m256i words[Rows][Columns];
@@ -67,7 +75,7 @@ OCTAVO_UNROLL
       __m256i magnitude[Columns];
 OCTAVO_UNROLL
       for (int c = 0; c < Columns; ++c) {
-        w[c] = load_column<Format>(codes, step, column + c);
+        w[c] = load_column<Format>(codes, step, c);
         if constexpr (signed_codes<Format>) {
           w[c] = _mm256_xor_si256(w[c], _mm256_set1_epi8(-128));
           magnitude[c] = _mm256_abs_epi8(w[c]);
@@ -75,7 +83,7 @@ OCTAVO_UNROLL
       }
 OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
-        const __m256i four = load_four(x + r * a.activations_stride + step * 4);
+        const __m256i four = load_four(x + r * x_stride + step * 4);
 OCTAVO_UNROLL
         for (int c = 0; c < Columns; ++c) {
           __m256i product;
@@ -85,6 +93,7 @@ OCTAVO_UNROLL
             product = _mm256_maddubs_epi16(w[c], four);
           }
           words[r][c] = s == 0 ? product : _mm256_add_epi16(words[r][c], product);
+          keep_order(words[r][c]);
         }
       }
     }
@@ -94,35 +103,40 @@ OCTAVO_UNROLL
       for (int c = 0; c < Columns; ++c) {
         const __m256i wide = _mm256_madd_epi16(words[r][c], ones);
         sums[r][c] = first == 0 ? wide : _mm256_add_epi32(sums[r][c], wide);
+        keep_order(sums[r][c]);
       }
     }
   }
 }
 
-// Registers of 8 channels hold integer sums; the float sums stay in memory (first-level cache),
-// for both do not fit 16 registers.
+// A block for the `Columns` registers of 8 channels that the pointers start at.
+struct BlockPointers {
+  const uint8_t* scales;
+  const uint8_t* codes;
+  const int8_t* x;
+  const ActivationGroup* groups;
+  float* sums;
+};
+
+// Registers hold the integer sums; the float sums stay in memory (first-level cache), for both do
+// not fit 16 registers.
 template <int Rows, int Columns, class Format>
-OCTAVO_INLINE void add_group(const TileArguments& a, const uint8_t* scales, const uint8_t* codes,
-                             int column, int64_t block, int part) {
+OCTAVO_INLINE void add_group(const TileArguments& a, const BlockPointers& p, int part) {
   __m256i sums[Rows][Columns];
-  integer_sums<Rows, Columns, Format>(a, codes, column, block, part, sums);
-  const uint16_t* d =
-      reinterpret_cast<const uint16_t*>(scales + part * Format::group_scales_bytes) + column * 8;
+  integer_sums<Rows, Columns, Format>(p.codes, p.x, a.activations_stride, part, sums);
+  const uint8_t* d = p.scales + part * Format::group_scales_bytes;
   __m256 scale[Columns];
   __m256 minimum[Columns];
 OCTAVO_UNROLL
   for (int c = 0; c < Columns; ++c) {
-    scale[c] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(d + 8 * c)));
-    if constexpr (Format::affine) {
-      minimum[c] = _mm256_cvtph_ps(
-          _mm_load_si128(reinterpret_cast<const __m128i*>(d + panel_channels + 8 * c)));
-    }
+    scale[c] = load_scales(d + 16 * c);
+    if constexpr (Format::affine) minimum[c] = load_scales(d + 2 * panel_channels + 16 * c);
   }
 OCTAVO_UNROLL
   for (int r = 0; r < Rows; ++r) {
-    const ActivationGroup& group = a.groups[r * a.groups_stride + block];
+    const ActivationGroup& group = p.groups[r * a.groups_stride];
     const __m256 row_scale = _mm256_set1_ps(group.scale);
-    float* out = a.sums + r * panel_channels + column * 8;
+    float* out = p.sums + r * panel_channels;
 OCTAVO_UNROLL
     for (int c = 0; c < Columns; ++c) {
       __m256i sum = sums[r][c];
@@ -145,15 +159,17 @@ template <int Rows, class Format>
 void tile_kernel(const TileArguments& a) {
   constexpr int columns = Rows <= 2 ? 4 : 2;
   for (int column = 0; column < 4; column += columns) {
-    const uint8_t* scales = a.scales;
-    const uint8_t* codes = a.codes;
+    BlockPointers p{a.scales + 16 * column, a.codes + 32 * column, a.activations, a.groups,
+                    a.sums + 8 * column};
     for (int64_t block = 0; block < a.blocks; ++block) {
       if (column == 0) prefetch_block(a, block);
       for (int part = 0; part < Format::groups; ++part) {
-        add_group<Rows, columns, Format>(a, scales, codes, column, block, part);
+        add_group<Rows, columns, Format>(a, p, part);
       }
-      scales += a.scales_stride;
-      codes += a.codes_stride;
+      p.scales += a.scales_stride;
+      p.codes += a.codes_stride;
+      p.x += block_inputs;
+      ++p.groups;
     }
   }
 }
