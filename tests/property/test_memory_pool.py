@@ -184,6 +184,6 @@ class PageCacheMachine(RuleBasedStateMachine):
 
 
 PageCacheMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
+    max_examples=80, stateful_step_count=40, deadline=None
 )
 TestPageCache = PageCacheMachine.TestCase

@@ -79,7 +79,9 @@ def _audit_buckets(pool: PagePool) -> list[str]:
 def audit_index(index: PrefixIndex, pool: PagePool) -> list[str]:
     """Check keys against pages, and that children are given up before their parents."""
     findings = []
-    position = {page: place for place, page in enumerate(pool.cached_pages())}
+    # Not `cached_pages`, which would never end on a damaged list.
+    cached = _members(pool, pool.cached_anchor, "cached list", [])
+    position = {page: place for place, page in enumerate(cached)}
     children = dict.fromkeys(index.ids.values(), 0)
     for key, identity in index.ids.items():
         page, parent = index.page[identity], index.parent[identity]

@@ -87,22 +87,21 @@ class Planner:
 
     def _place_decodes(self) -> None:
         running = self._view.running
-        # An oldest request that is still in prefill keeps a token of the budget for itself.
-        reserve = 1 if running and not running[0].is_decoding else 0
         place = 0
         while place < self._survivors:
             sequence = running[place]
-            if not sequence.is_decoding:
-                self._prefills.append(sequence)
-            elif self._budget > reserve:
+            # The budget lasts: a step admits only after everyone who runs got a token of it.
+            if sequence.is_decoding:
                 self._place(sequence, 1)
+            else:
+                self._prefills.append(sequence)
             place += 1
 
     def _place_prefills(self) -> None:
         for sequence in self._prefills:
             if not self._budget or sequence.order > self._youngest().order:
                 return
-            self._place(sequence, self._chunk(sequence.chunk_limit()))
+            self._place(sequence, self._chunk(sequence.chunk_limit(sequence.computed)))
 
     def _youngest(self) -> Sequence:
         """Youngest running sequence that this step does not preempt."""
@@ -185,10 +184,7 @@ class Planner:
     def _start(self, sequence: Sequence, row_id: int, reused: list[int]) -> _Row:
         self._draft.share(reused)
         start = len(reused) * sequence.page_tokens
-        pending = len(sequence.tokens) - start
-        if sequence.is_scoring and start + 1 < sequence.scored:
-            pending = sequence.scored - 1 - start
-        count = self._chunk(pending)
+        count = self._chunk(sequence.chunk_limit(start))
         missing = sequence.pages_for(start + count) - len(reused)
         taken = [self._draft.take() for _ in range(missing)]
         row = _Row(sequence, row_id, start, count, 0, taken, reused)
@@ -209,7 +205,7 @@ def _row_plan(row: _Row) -> RowPlan:
         table_start=row.table_start,
         new_pages=(*row.reused, *row.taken),
         wants_token=end == len(sequence.tokens) and sequence.request.max_new_tokens > 0,
-        score_prompt=sequence.is_scoring and row.start + 1 >= sequence.scored,
+        score_prompt=sequence.needs_scores(row.start),
     )
 
 

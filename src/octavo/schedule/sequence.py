@@ -98,16 +98,15 @@ class Sequence:
         tokens = self.scored - 1 if self.is_scoring else len(self.tokens) - 1
         return tokens // self.page_tokens
 
-    @property
-    def needs_scores(self) -> bool:
-        """The next position to compute scores a prompt token."""
-        return self.is_scoring and self.computed + 1 >= self.scored
+    def needs_scores(self, position: int) -> bool:
+        """The logits at `position` score a prompt token that has no log-probability yet."""
+        return self.is_scoring and position + 1 >= self.scored
 
-    def chunk_limit(self) -> int:
-        """Most tokens that the next chunk may have: it stops where scoring has to begin again."""
-        if self.is_scoring and not self.needs_scores:
-            return self.scored - 1 - self.computed
-        return self.pending
+    def chunk_limit(self, start: int) -> int:
+        """Most tokens of a chunk from `start`: it stops where scoring has to begin again."""
+        if self.is_scoring and not self.needs_scores(start):
+            return self.scored - 1 - start
+        return len(self.tokens) - start
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens take."""

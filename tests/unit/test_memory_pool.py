@@ -1,0 +1,270 @@
+"""Pool, index, draft, keys and waste by example; histories are in tests/property."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.errors import CapacityError, SettingsError
+from octavo.memory.cache import PageCache
+from octavo.memory.draft import PageDraft
+from octavo.memory.keys import KEY_BYTES, child_key, extend_keys, root_key
+from octavo.memory.pool import CACHED, FREE, HELD, PagePool
+from octavo.memory.waste import measure_waste
+
+ROOT = root_key(b"model", b"")
+
+
+def chain(*tokens: int) -> list[bytes]:
+    keys: list[bytes] = []
+    extend_keys(keys, ROOT, tokens, 1)
+    return keys
+
+
+def cached_chain(cache: PageCache, keys: list[bytes]) -> list[int]:
+    """Hold, publish and release a table of `keys`."""
+    table = [cache.allocate() for _ in keys]
+    publish(cache, table, keys)
+    cache.release(table)
+    return table
+
+
+def publish(cache: PageCache, table: list[int], keys: list[bytes]) -> None:
+    for place, page in enumerate(table):
+        cache.publish(page, keys[place], keys[place - 1] if place else None)
+
+
+class TestKeys:
+    def test_a_key_depends_on_every_token_before(self) -> None:
+        assert len(ROOT) == KEY_BYTES == 32
+        assert child_key(child_key(ROOT, [1]), [2]) != child_key(child_key(ROOT, [3]), [2])
+        assert child_key(ROOT, [1, 2]) != child_key(ROOT, [2, 1])
+
+    def test_fingerprint_and_salt_are_kept_apart(self) -> None:
+        assert root_key(b"ab", b"c") != root_key(b"a", b"bc")
+        assert root_key(b"a", b"") != root_key(b"a", b"x")
+
+    def test_extending_in_parts_gives_the_same_keys(self) -> None:
+        whole: list[bytes] = []
+        extend_keys(whole, ROOT, range(11), 4)
+        parts: list[bytes] = []
+        for end in (3, 4, 9, 11):
+            extend_keys(parts, ROOT, range(end), 4)
+        assert len(whole) == 2
+        assert parts == whole
+
+
+class TestPool:
+    @pytest.mark.parametrize("sizes", [(0, 4), (-1, 4), (4, 0)])
+    def test_refuses_sizes_below_one(self, sizes: tuple[int, int]) -> None:
+        with pytest.raises(SettingsError):
+            PagePool(sizes[0], slab_pages=sizes[1])
+
+    def test_takes_from_the_fullest_slab(self) -> None:
+        pool = PagePool(8, slab_pages=4)
+        pages = [pool.allocate()[0] for _ in range(6)]
+        assert pages == [0, 1, 2, 3, 4, 5]
+        pool.release(0, keep=False)  # slab 0 has one free page, slab 1 two
+        assert pool.allocate() == (0, False)
+        for page in (0, 1, 2):
+            pool.release(page, keep=False)
+        assert {pool.allocate()[0], pool.allocate()[0]} == {6, 7}
+
+    def test_a_full_pool_says_so(self) -> None:
+        pool = PagePool(2)
+        pool.allocate()
+        pool.allocate()
+        with pytest.raises(CapacityError, match="all 2 pages are held"):
+            pool.allocate()
+
+    def test_wrong_moves_are_refused(self) -> None:
+        pool = PagePool(2)
+        page, _ = pool.allocate()
+        with pytest.raises(ValueError, match="held"):
+            pool.take(page)
+        pool.release(page, keep=False)
+        with pytest.raises(ValueError, match="not held"):
+            pool.release(page, keep=False)
+        with pytest.raises(ValueError, match="free"):
+            pool.share(page)
+        with pytest.raises(ValueError, match="not cached"):
+            pool.discard(page)
+
+    def test_a_hit_leaves_the_middle_of_the_cached_list(self) -> None:
+        pool = PagePool(4)
+        for page in [pool.allocate()[0] for _ in range(4)]:
+            pool.release(page, keep=True)
+        pool.share(1)
+        assert list(pool.cached_pages()) == [0, 2, 3]
+        assert (pool.state[1], pool.refs[1], pool.cached_count) == (HELD, 1, 3)
+
+
+class TestCache:
+    def test_eviction_takes_children_first_then_least_recently_used(self) -> None:
+        cache = PageCache(4)
+        old = cached_chain(cache, chain(1, 2))
+        new = cached_chain(cache, chain(5, 6))
+        cache.share(cache.look_up(chain(1)))
+        cache.release(old[:1])  # the parent alone was used again
+        assert [cache.allocate() for _ in range(4)] == [old[1], new[1], new[0], old[0]]
+        assert cache.evicted_pages == 4
+        assert cache.look_up(chain(1)) == []
+
+    def test_the_first_of_two_equal_pages_is_found(self) -> None:
+        cache = PageCache(4)
+        first, second = cache.allocate(), cache.allocate()
+        assert cache.publish(first, chain(1)[0], None)
+        assert not cache.publish(second, chain(1)[0], None)
+        assert cache.look_up(chain(1)) == [first]
+        cache.release([first])
+        assert cache.look_up(chain(1)) == [second]
+        assert cache.pool.state[first] == FREE
+        cache.release([second])
+        assert cache.look_up(chain(1)) == [second]
+        assert cache.audit([]) == []
+
+    def test_a_cached_page_makes_way_for_an_equal_held_one(self) -> None:
+        cache = PageCache(4)
+        (old,) = cached_chain(cache, chain(1))
+        table = [cache.allocate(), cache.allocate()]
+        publish(cache, table, chain(1, 2))
+        assert cache.look_up(chain(1, 2)) == table
+        assert cache.pool.state[old] == FREE
+        assert cache.audit([table]) == []
+
+    def test_a_page_without_published_parent_stays_private(self) -> None:
+        cache = PageCache(2)
+        page = cache.allocate()
+        assert not cache.publish(page, chain(1, 2)[1], chain(1)[0])
+        cache.release([page])
+        assert cache.pool.state[page] == FREE
+
+    def test_repair_keeps_tables_and_forgets_the_rest(self) -> None:
+        cache = PageCache(6, slab_pages=2)
+        cached_chain(cache, chain(1, 2))
+        table = [cache.allocate(), cache.allocate()]
+        cache.pool.next[0] = 3
+        cache.pool.refs[table[0]] = 7
+        assert cache.audit([table])
+        cache.repair([table])
+        assert cache.audit([table]) == []
+        assert cache.pool.held_count == 2
+        assert cache.look_up(chain(1)) == []
+
+
+def damage_refs(cache: PageCache) -> None:
+    cache.pool.refs[0] += 1
+
+
+def damage_state(cache: PageCache) -> None:
+    cache.pool.state[3] = CACHED
+
+
+def damage_links(cache: PageCache) -> None:
+    cache.pool.prev[cache.pool.next[cache.pool.cached_anchor]] = 0
+
+
+def damage_counts(cache: PageCache) -> None:
+    cache.pool.free_count -= 1
+
+
+def damage_slabs(cache: PageCache) -> None:
+    cache.pool.slab_free[1] = 0
+
+
+def damage_mask(cache: PageCache) -> None:
+    cache.pool.bucket_mask ^= 1 << 2
+
+
+def damage_key(cache: PageCache) -> None:
+    cache.index.page[0] = 5
+
+
+def damage_children(cache: PageCache) -> None:
+    cache.index.children[0] = 0
+
+
+def damage_order(cache: PageCache) -> None:
+    child, parent = list(cache.pool.cached_pages())
+    cache.pool.share(child)
+    cache.pool.release(child, keep=True)
+    assert list(cache.pool.cached_pages()) == [parent, child]
+
+
+def damage_twins(cache: PageCache) -> None:
+    cache.index.twins[0] = [0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_refs,
+        damage_state,
+        damage_links,
+        damage_counts,
+        damage_slabs,
+        damage_mask,
+        damage_key,
+        damage_children,
+        damage_order,
+        damage_twins,
+    ],
+)
+def test_audit_finds_damage_and_repair_heals_it(damage) -> None:  # type: ignore[no-untyped-def]
+    cache = PageCache(6, slab_pages=3)
+    table = [cache.allocate()]
+    cached_chain(cache, chain(1, 2))
+    assert cache.audit([table]) == []
+    damage(cache)
+    assert cache.audit([table])
+    cache.repair([table])
+    assert cache.audit([table]) == []
+
+
+class TestDraft:
+    def test_changes_nothing(self) -> None:
+        cache = PageCache(4)
+        cached_chain(cache, chain(1, 2))
+        draft = PageDraft(cache)
+        draft.share(draft.look_up(chain(1)))
+        assert draft.available == 3
+        assert [draft.take() for _ in range(3)] == [2, 3, 1]
+        assert draft.available == 0
+        assert cache.audit([]) == []
+        assert cache.pool.held_count == 0
+
+    def test_does_not_find_what_it_has_taken(self) -> None:
+        cache = PageCache(2)
+        cached_chain(cache, chain(1, 2))
+        draft = PageDraft(cache)
+        assert len(draft.look_up(chain(1, 2))) == 2
+        draft.take()
+        assert len(draft.look_up(chain(1, 2))) == 1
+
+    def test_given_back_pages_are_taken_again_in_the_same_order(self) -> None:
+        cache = PageCache(5)
+        cached_chain(cache, chain(1, 2, 3))
+        draft = PageDraft(cache)
+        taken = [draft.take() for _ in range(4)]
+        draft.give_back([taken[1]])
+        draft.give_back([taken[3], taken[0]])
+        assert draft.available == 4
+        assert [draft.take() for _ in range(3)] == [taken[0], taken[1], taken[3]]
+
+    def test_released_pages_come_last_and_shared_ones_stay(self) -> None:
+        cache = PageCache(3)
+        table = [cache.allocate(), cache.allocate()]
+        cache.share(table[:1])
+        draft = PageDraft(cache)
+        draft.release(table)
+        assert draft.available == 2
+        assert [draft.take(), draft.take()] == [2, table[1]]
+
+
+class TestWaste:
+    def test_counts_shared_pages_once(self) -> None:
+        waste = measure_waste([([0, 1], 6), ([0, 2, 3], 9)], 4)
+        assert (waste.held_pages, waste.unwritten_tokens) == (4, 5)
+        assert waste.share == 5 / 16
+
+    def test_nothing_held_is_no_waste(self) -> None:
+        assert measure_waste([], 16).share == 0.0
