@@ -143,8 +143,11 @@ def derive_merges(
     whole, left, right = _splits(tokens)
     numbers = np.fromiter(ids.values(), np.int64, len(tokens))
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    rank = numbers[whole].astype(np.float64) if scores is None else -scores[numbers[whole]]
-    order = np.lexsort((numbers[whole], -lengths[right], -lengths[left], rank))
+    if scores is None:
+        order = np.argsort(numbers[whole] * (1 << 24) - lengths[left], kind="stable")
+    else:
+        rank = -scores[numbers[whole]]
+        order = np.lexsort((numbers[whole], -lengths[right], -lengths[left], rank))
     table = np.array(tokens, dtype=object)
     return list(zip(table[left[order]].tolist(), table[right[order]].tolist(), strict=True))
 
