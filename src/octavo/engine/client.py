@@ -1,13 +1,19 @@
-"""In-process client: prompts in, streamed text out, over one engine."""
+"""Clients: prompts in, streamed text out. `Client` has its engine in process.
+
+What talks to an engine in another process (`AsyncEngineClient` and what belongs to it) is offered
+here too, loaded when it is first asked for, so that only programs that need it load ZeroMQ.
+"""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from octavo.core.clock import Clock, monotonic
 from octavo.core.ids import RequestId
@@ -16,9 +22,47 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling import SamplingParams
 from octavo.engine.engine import Engine
 from octavo.engine.handle import Handle
-from octavo.engine.outputs import Delta, RequestOutput
+from octavo.engine.outputs import Alternative, Completion, Delta, LogprobEntry, RequestOutput, Usage
 from octavo.engine.prompts import Limits, Prepared, prepare, requests_of
 from octavo.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.engine.calls import AsyncCall
+    from octavo.engine.messages import EngineFacts
+    from octavo.engine.remote import AsyncEngineClient
+
+__all__ = [
+    "Alternative",
+    "AsyncCall",
+    "AsyncEngineClient",
+    "Client",
+    "Completion",
+    "Delta",
+    "EngineFacts",
+    "Handle",
+    "Limits",
+    "LogprobEntry",
+    "Prepared",
+    "Prompt",
+    "RequestOutput",
+    "Stream",
+    "Usage",
+    "prepare",
+    "random_seed",
+]
+
+_LATE = {
+    "AsyncCall": "octavo.engine.calls",
+    "AsyncEngineClient": "octavo.engine.remote",
+    "EngineFacts": "octavo.engine.messages",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATE[name]), name)
+
 
 Prompt = str | Sequence[int]
 

@@ -23,11 +23,11 @@ class Handle:
         submitted_seconds: float,
     ):
         self.prepared = prepared
+        self.submitted_seconds = submitted_seconds
         self.answers = [Answer(request, index, tokenizer) for index, request in enumerate(requests)]
         self._tokenizer = tokenizer
         self._inbox: deque[Delta] = deque()
         self._prompt_logprobs: tuple[LogprobEntry | None, ...] | None = None
-        self._submitted_seconds = submitted_seconds
         self._first_token_seconds: float | None = None
         self._finished_seconds: float | None = None
 
@@ -65,8 +65,8 @@ class Handle:
                 cached_tokens=self.answers[0].cached_tokens,
             ),
             timing=Timing(
-                first_token_seconds=None if first is None else first - self._submitted_seconds,
-                total_seconds=self._finished_seconds - self._submitted_seconds,
+                first_token_seconds=None if first is None else first - self.submitted_seconds,
+                total_seconds=self._finished_seconds - self.submitted_seconds,
             ),
             prompt_logprobs=self._prompt_logprobs,
         )

@@ -1,0 +1,57 @@
+"""The numbers of one engine at one moment, as they travel to whoever shows them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Buckets(msgspec.Struct, frozen=True):
+    """A histogram so far: `counts` has one entry a bound and one for what is above the last."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """An engine's numbers between two steps; counts grow from its start on.
+
+    `ping` is the number of the ping that asked, None if nobody did. `at_seconds` and
+    `last_step_seconds` (end of the last step, None before the first) are on the machine's monotonic
+    clock. `rss_bytes` is resident memory, `pss_bytes` the same with shared pages divided among
+    their processes (0 where the system does not tell).
+    """
+
+    at_seconds: float
+    waiting: int
+    running: int
+    pages_free: int
+    pages_cached: int
+    pages_held: int
+    waste_share: float
+    steps: int
+    failed_steps: int
+    computed_tokens: int
+    generated_tokens: int
+    admitted: int
+    finished: int
+    cancelled: int
+    failed: int
+    preemptions: int
+    hit_pages: int
+    evicted_pages: int
+    native_seconds: float
+    step_seconds: Buckets
+    frontends: int
+    dropped_frontends: int
+    bad_messages: int
+    rss_bytes: int
+    pss_bytes: int
+    last_step_seconds: float | None = None
+    ping: int | None = None
+
+    @property
+    def native_share(self) -> float:
+        """Share of the steps' time that was spent inside kernels."""
+        total = self.step_seconds.total
+        return min(self.native_seconds / total, 1.0) if total > 0 else 0.0
