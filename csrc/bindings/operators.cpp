@@ -87,7 +87,8 @@ void run_write_kv(const char* tier, int threads, MutableArray<uint8_t, 1> bytes,
                                                     pages.data(), slots.data(), k.shape(0)});
 }
 
-void run_attention(const char* tier, int threads, MutableArray<uint8_t, 1> bytes, int layers,
+// Returns whether segments ran as tasks of their own, which `split` allows.
+bool run_attention(const char* tier, int threads, MutableArray<uint8_t, 1> bytes, int layers,
                    int layer, int kv_heads, int page_tokens, int format, Matrix q, int heads,
                    Array<int32_t, 1> row_starts, Array<int32_t, 1> past, Array<int32_t, 2> tables,
                    float scale, int window, float softcap, bool split, OutMatrix out) {
@@ -117,12 +118,14 @@ void run_attention(const char* tier, int threads, MutableArray<uint8_t, 1> bytes
   Pool pool(threads);
   const size_t floats = attention_scratch_floats(heads, kv_heads, head_dim);
   std::vector<float> scratch(floats * size_t(pool.threads()));
-  std::vector<float> parts(split ? size_t(1) << 21 : 0);
+  constexpr float untouched = 12345.0f;
+  std::vector<float> parts(split ? size_t(1) << 21 : 1, untouched);
   const AttentionCall call{&cache,       layer,   heads,        kv_heads,
                            head_dim,     window,  scale,        softcap,
                            q.data(),     out.data(), tables.data(), tables.shape(1),
-                           scratch.data(), floats, parts.data(), parts.size()};
+                           scratch.data(), floats, parts.data(), split ? parts.size() : 0};
   choose_operators(tier).attention(pool, call, tasks.data(), tasks.size());
+  return parts[0] != untouched;
 }
 
 }  // namespace
