@@ -8,6 +8,7 @@ import pytest
 
 from octavo.core.errors import CapacityError, InvalidRequest, PromptTooLong, SettingsError
 from octavo.core.request import FinishReason, Request, RequestState, Transition
+from octavo.memory.pool import FREE
 from octavo.schedule.plan import StepPlan, StepResult
 from octavo.schedule.scheduler import Scheduler
 from schedule_harness import Driver, alone, next_token, request
@@ -244,11 +245,14 @@ class TestPreemption:
         old = request("old", range(6), max_new_tokens=2)
         young = request("young", [9], max_new_tokens=6)
         driven.add(old, young)
+        free: list[int] = []
         for _ in range(30):
+            state = driven.scheduler.cache.pool.state
+            free = [page for page in range(5) if state[page] == FREE]
             if driven.step().preemptions:
                 break
         plan = driven.plans[-1]
-        assert [row.request_id for row in plan.rows] == ["old"]
+        assert [(row.request_id, list(row.new_pages)) for row in plan.rows] == [("old", free)]
         driven.run()
         check_alone(driven, old, young)
 
@@ -386,6 +390,11 @@ class TestState:
         assert list(lengths(driven.step())) == ["a"]  # 3 + 1 pages more do not fit in 3
         driven.run()
         assert driven.scheduler.counters.preemptions == 0
+
+    def test_admission_counts_what_those_admitted_before_still_need(self) -> None:
+        driven = driver(pages=8, page_tokens=2, max_chunk_tokens=2)
+        driven.add(request("a", range(8)), request("b", range(20, 26)), request("c", [9]))
+        assert list(lengths(driven.step())) == ["a", "b"]
 
     def test_waste_is_the_unwritten_part_of_held_pages(self) -> None:
         driven = driver()
