@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.core.catalog import octavo_home
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import TemplateError
-from octavo.core.fingerprint import fingerprint
 from octavo.core.gguf import GgufFile
-from octavo.core.settings import PAGE_SIZES_TOKENS, Settings, page_tokens
-from octavo.engine.capacity import Capacity, available_memory_bytes, plan_capacity
+from octavo.core.settings import Settings
+from octavo.engine.capacity import Capacity
 from octavo.engine.client import Client
 from octavo.engine.engine import Engine
-from octavo.engine.prompts import Limits
+from octavo.engine.opening import open_engine
 from octavo.observe.events import EventRing
-from octavo.observe.metrics import EngineMetrics
-from octavo.schedule.scheduler import Scheduler
 from octavo.text.templates import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
-
-logger = logging.getLogger("octavo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,65 +67,23 @@ def assemble(path: Path, settings: Settings, *, clock: Clock = monotonic) -> Ass
 
 
 def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> Assembly:
-    # Late, so that nothing but a running engine needs numpy and the native module.
-    from octavo.compute.runner import ComputeOptions, open_model
-    from octavo.engine.model_executor import ModelExecutor
-
-    scheduler, compute = settings.scheduler, settings.compute
-    options = ComputeOptions(
-        backend=compute.backend,
-        threads=compute.threads,
-        activations=compute.activations,
-        kv_format=settings.memory.kv_format,
-        max_batch_tokens=scheduler.token_budget,
-        tier=None if compute.cpu_tier == "auto" else compute.cpu_tier,
-    )
-    opened = open_model(file, options, digest_cache=octavo_home() / "digests.json")
-    model, program = opened.model, opened.program
+    events = EventRing()
+    opened = open_engine(file, settings, emit=events, clock=clock)
     try:
-        tokenizer = Tokenizer.from_metadata(file.metadata, vocabulary_size=program.vocabulary_size)
+        size = opened.limits.vocabulary_size
+        tokenizer = Tokenizer.from_metadata(file.metadata, vocabulary_size=size)
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-        smallest = PAGE_SIZES_TOKENS[0]
-        layer_token_bytes = model.page_bytes(smallest) // smallest // program.kv.layers
-        tokens = page_tokens(settings.memory.block_size, layer_token_bytes)
-        capacity = plan_capacity(
-            page_tokens=tokens,
-            page_bytes=model.page_bytes(tokens),
-            model_context_tokens=program.context_tokens,
-            max_rows=scheduler.max_batch_size,
-            available_bytes=available_memory_bytes(),
-            kv_bytes=settings.memory.kv_bytes,
-        )
-        if capacity.note:
-            logger.warning(capacity.note)
-        model.allocate_kv(capacity.pages, tokens)
-        executor = ModelExecutor(
-            model,
-            max_rows=scheduler.max_batch_size,
-            max_pages_per_row=-(-capacity.context_tokens // tokens),
-            max_batch_tokens=scheduler.token_budget,
-            clock=clock,
-        )
-        events = EventRing()
-        engine = Engine(
-            Scheduler(
-                pages=capacity.pages,
-                page_tokens=tokens,
-                token_budget=scheduler.token_budget,
-                max_rows=scheduler.max_batch_size,
-                max_context=capacity.context_tokens,
-                max_chunk_tokens=scheduler.max_chunk_tokens,
-                fingerprint=fingerprint({**opened.facts, "page_tokens": str(tokens)}),
-                clock=clock,
-                emit=events,
-            ),
-            executor,
-            metrics=EngineMetrics(),
-            clock=clock,
-        )
-        limits = Limits(capacity.context_tokens, program.vocabulary_size)
-        client = Client(engine, tokenizer, limits, clock=clock)
+        client = Client(opened.engine, tokenizer, opened.limits, clock=clock)
     except BaseException:
-        model.close()
+        opened.engine.close()
         raise
-    return Assembly(path, file, client, engine, events, template, capacity, model.weight_bytes)
+    return Assembly(
+        path=path,
+        file=file,
+        client=client,
+        engine=opened.engine,
+        events=events,
+        chat_template=template,
+        capacity=opened.capacity,
+        weight_bytes=opened.model.weight_bytes,
+    )

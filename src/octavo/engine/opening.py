@@ -1,0 +1,121 @@
+"""Opens a model file as an engine: weights, KV cache, scheduler, executor. Knows no text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.core.catalog import octavo_home
+from octavo.core.clock import Clock, monotonic
+from octavo.core.fingerprint import fingerprint
+from octavo.core.gguf import GgufFile
+from octavo.core.request import EventSink
+from octavo.core.settings import PAGE_SIZES_TOKENS, Settings, page_tokens
+from octavo.engine.capacity import Capacity, available_memory_bytes, plan_capacity
+from octavo.engine.engine import Engine
+from octavo.engine.prompts import Limits
+from octavo.observe.metrics import EngineMetrics
+from octavo.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from octavo.compute.batch import StepModel
+
+logger = logging.getLogger("octavo")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEngine:
+    """An engine that is ready to run, and what it was made of.
+
+    `bits_facts` decide the bits of its KV cache, `bits_fingerprint` sums them up. `phase_seconds`
+    are the parts of the opening in order.
+    """
+
+    engine: Engine
+    model: StepModel
+    capacity: Capacity
+    limits: Limits
+    bits_facts: Mapping[str, str]
+    bits_fingerprint: bytes
+    phase_seconds: Mapping[str, float]
+
+
+def open_engine(
+    file: GgufFile, settings: Settings, *, emit: EventSink, clock: Clock = monotonic
+) -> OpenEngine:
+    """Load the weights and allocate the cache; `emit` gets every move of a request.
+
+    Raises:
+        ModelFileError: the file is damaged or not supported.
+        SettingsError, CapacityError: the settings do not fit the model or the machine.
+    """
+    # Late, so that nothing but a running engine needs numpy and the native module.
+    from octavo.compute.runner import ComputeOptions, open_model
+    from octavo.engine.model_executor import ModelExecutor
+
+    started = clock()
+    scheduler, compute = settings.scheduler, settings.compute
+    options = ComputeOptions(
+        backend=compute.backend,
+        threads=compute.threads,
+        activations=compute.activations,
+        kv_format=settings.memory.kv_format,
+        max_batch_tokens=scheduler.token_budget,
+        tier=None if compute.cpu_tier == "auto" else compute.cpu_tier,
+    )
+    opened = open_model(file, options, digest_cache=octavo_home() / "digests.json")
+    loaded = clock()
+    model, program = opened.model, opened.program
+    try:
+        smallest = PAGE_SIZES_TOKENS[0]
+        layer_token_bytes = model.page_bytes(smallest) // smallest // program.kv.layers
+        tokens = page_tokens(settings.memory.block_size, layer_token_bytes)
+        capacity = plan_capacity(
+            page_tokens=tokens,
+            page_bytes=model.page_bytes(tokens),
+            model_context_tokens=program.context_tokens,
+            max_rows=scheduler.max_batch_size,
+            available_bytes=available_memory_bytes(),
+            kv_bytes=settings.memory.kv_bytes,
+        )
+        if capacity.note:
+            logger.warning(capacity.note)
+        model.allocate_kv(capacity.pages, tokens)
+        executor = ModelExecutor(
+            model,
+            max_rows=scheduler.max_batch_size,
+            max_pages_per_row=-(-capacity.context_tokens // tokens),
+            max_batch_tokens=scheduler.token_budget,
+            clock=clock,
+        )
+        bits_fingerprint = fingerprint({**opened.facts, "page_tokens": str(tokens)})
+        engine = Engine(
+            Scheduler(
+                pages=capacity.pages,
+                page_tokens=tokens,
+                token_budget=scheduler.token_budget,
+                max_rows=scheduler.max_batch_size,
+                max_context=capacity.context_tokens,
+                max_chunk_tokens=scheduler.max_chunk_tokens,
+                fingerprint=bits_fingerprint,
+                clock=clock,
+                emit=emit,
+            ),
+            executor,
+            metrics=EngineMetrics(),
+            clock=clock,
+        )
+    except BaseException:
+        model.close()
+        raise
+    return OpenEngine(
+        engine=engine,
+        model=model,
+        capacity=capacity,
+        limits=Limits(capacity.context_tokens, program.vocabulary_size),
+        bits_facts=opened.facts,
+        bits_fingerprint=bits_fingerprint,
+        phase_seconds={"weights": loaded - started, "cache": clock() - loaded},
+    )
