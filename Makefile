@@ -76,25 +76,30 @@ $(STAMP)/python:
 	  'Octavo needs a C++17 compiler (on Debian and Ubuntu: apt install g++)'; exit 1; }
 	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null || { echo \
 	  'The venv module is missing (on Debian and Ubuntu: apt install python3-venv)'; exit 1; }
-	'$(PYTHON)' -m venv $(VENV)
+	@echo 'making $(VENV) with $(PYTHON)'
+	@'$(PYTHON)' -m venv $(VENV)
 	@mkdir -p $(STAMP) && touch $@
 
 # Build requirements (compiler driver, bindings) live in pip's own build environment only.
 $(STAMP)/wheel: $(STAMP)/python $(SOURCES)
 	@rm -rf $(WHEELS)
-	$(PIP) wheel --quiet --no-deps --wheel-dir $(WHEELS) .
+	@echo 'building the kernels and the wheel (takes a minute or two)'
+	@$(PIP) wheel --quiet --no-deps --wheel-dir $(WHEELS) .
 	@touch $@
 
 $(STAMP)/runtime: $(STAMP)/wheel
-	$(PIP) install --quiet "$(WHEEL)"
+	@echo 'installing into $(VENV)'
+	@$(PIP) install --quiet "$(WHEEL)"
 	@# The version may be the same while the content is not.
-	$(PIP) install --quiet --no-deps --force-reinstall "$(WHEEL)"
+	@$(PIP) install --quiet --no-deps --force-reinstall "$(WHEEL)"
 	@touch $@
 
 $(STAMP)/test: $(STAMP)/runtime
-	$(PIP) install --quiet "$(WHEEL)[test]"
+	@echo 'installing what the tests need (PyTorch among it)'
+	@$(PIP) install --quiet "$(WHEEL)[test]"
 	@touch $@
 
 $(STAMP)/check: $(STAMP)/runtime
-	$(PIP) install --quiet "$(WHEEL)[check]"
+	@echo 'installing what the checks need'
+	@$(PIP) install --quiet "$(WHEEL)[check]"
 	@touch $@
