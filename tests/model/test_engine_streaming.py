@@ -56,7 +56,7 @@ def test_streamed_is_unstreamed(
 ) -> None:
     assert len(prompts) == 50
     params = [
-        SamplingParams(max_tokens=48, temperature=temperature, top_k=top_k, seed=number, stop=stop)
+        SamplingParams(max_tokens=32, temperature=temperature, top_k=top_k, seed=number, stop=stop)
         for number in range(50)
     ]
     unstreamed = llm.generate(prompts, params)
