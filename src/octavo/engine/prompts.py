@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from octavo.core.errors import InvalidRequest, PromptTooLong
 from octavo.core.ids import RequestId
@@ -11,7 +12,9 @@ from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
 from octavo.core.seeds import derive_seed
 from octavo.text.checks import check_text
-from octavo.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # a process that sees no text does not load the tokenizer
+    from octavo.text.tokenizer import Tokenizer
 
 _SEED_MASK = 2**64 - 1
 
