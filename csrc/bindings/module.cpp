@@ -4,10 +4,6 @@ NB_MODULE(_native, module) {
   module.doc() = "Kernels of the CPU back end; octavo.compute.kernels.cpu is the way to use them.";
   octavo::bind_model(module);
   octavo::bind_operators(module);
-#if defined(OCTAVO_BIND_sampling)
-  octavo::bind_sampling(module);
-#endif
-#if defined(OCTAVO_BIND_gemm)
   octavo::bind_gemm(module);
-#endif
+  octavo::bind_sampling(module);
 }
