@@ -22,6 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto spin_time = std::chrono::microseconds(200);
 constexpr int pauses_per_clock_read = 64;
+constexpr uint32_t closed = uint32_t{1} << 31;
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -77,7 +78,7 @@ class SignalsBlocked {
 }  // namespace
 
 Pool::Pool(int threads)
-    : threads_(threads < 1 ? 1 : threads), workers_(new std::thread[threads_ - 1]) {
+    : threads_(threads < 1 ? 1 : threads), workers_(new std::thread[threads_ - 1]), entry_(closed) {
   const SignalsBlocked guard;
   try {
     for (int i = 1; i < threads_; ++i) workers_[i - 1] = std::thread([this, i] { serve(i); });
@@ -112,12 +113,20 @@ void Pool::run(int64_t total, int64_t chunk, Range function, void* context) {
   total_ = total;
   chunk_ = chunk;
   next_.store(0, std::memory_order_relaxed);
-  running_.store(threads_ - 1, std::memory_order_relaxed);
+  // Not a store: a worker that came too late for the last region may still be on its way out.
+  entry_.fetch_and(~closed, std::memory_order_acq_rel);
   region_.fetch_add(1, std::memory_order_seq_cst);
   if (parked_.load(std::memory_order_seq_cst) > 0) wake_all(region_);
   take_chunks(0);
+  close_region();
+}
+
+// Waits for the workers that entered, not for those still asleep: on a busy machine a worker may
+// get its core only after the others have done all there was.
+void Pool::close_region() {
+  entry_.fetch_or(closed, std::memory_order_acq_rel);
   const auto start = Clock::now();
-  for (int pauses = 0; running_.load(std::memory_order_acquire) > 0;) {
+  for (int pauses = 0; entry_.load(std::memory_order_acquire) != closed;) {
     pause();
     if (++pauses % pauses_per_clock_read == 0 && Clock::now() - start > spin_time) {
       // A worker lost its core to another process: let it have this one.
@@ -139,8 +148,8 @@ void Pool::serve(int worker) {
     wait_for_region(seen);
     seen = region_.load(std::memory_order_acquire);
     if (stopping_) return;
-    take_chunks(worker);
-    running_.fetch_sub(1, std::memory_order_release);
+    if ((entry_.fetch_add(1, std::memory_order_acquire) & closed) == 0) take_chunks(worker);
+    entry_.fetch_sub(1, std::memory_order_release);
   }
 }
 

@@ -44,6 +44,7 @@ class Pool {
   void take_chunks(int worker);
   void serve(int worker);
   void wait_for_region(uint32_t seen);
+  void close_region();
   void stop();
 
   const int threads_;
@@ -52,11 +53,12 @@ class Pool {
   void* context_ = nullptr;
   int64_t total_ = 0;
   int64_t chunk_ = 1;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};
   // Each on a cache line of its own: they are written by different threads all the time.
   alignas(64) std::atomic<uint32_t> region_{0};
   alignas(64) std::atomic<int> parked_{0};
-  alignas(64) std::atomic<int> running_{0};
+  // Workers inside the region, and a bit that says that no more may enter.
+  alignas(64) std::atomic<uint32_t> entry_;
   alignas(64) std::atomic<int64_t> next_{0};
 };
 
