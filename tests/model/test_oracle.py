@@ -1,0 +1,108 @@
+"""Agreement with transformers on real text, all three models; about six minutes on two cores.
+
+`benchmarks/accuracy.py` prints the same figures as a table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from oracle import Agreement, Oracle, chinese, compare, consult, english, windows
+
+from octavo.compute.batch import StepModel
+from octavo.compute.kernels.cpu.model import CpuModel
+from octavo.compute.kernels.reference.model import ReferenceModel
+from octavo.compute.load.source import GgufWeights
+from octavo.compute.models.registry import load_program
+from octavo.core.gguf import GgufFile
+
+MODES = ("fp32", "int8x2", "int8")
+NUMPY_TOKENS = 576
+"""Enough that gemma3's window of 512 hides something."""
+
+SCALAR_TOKENS = 128
+
+
+def _cpu(path: Path, activations: str, tier: str | None = None) -> StepModel:
+    with GgufFile.open(path) as file:
+        weights = GgufWeights(file)
+        return CpuModel(load_program(file), weights, activations=activations, tier=tier)
+
+
+def _numpy(path: Path) -> StepModel:
+    with GgufFile.open(path) as file:
+        return ReferenceModel(load_program(file), GgufWeights(file))
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3", "qwen"])
+def path(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(f"{request.param}_path")
+    return found
+
+
+@pytest.fixture(scope="module")
+def oracle(path: Path, data_dir: Path) -> Oracle:
+    texts = {
+        "english": windows(path, english(data_dir), 2),
+        "chinese": windows(path, chinese(data_dir), 1),
+    }
+    return consult(path, texts)
+
+
+@pytest.fixture(scope="module")
+def table(oracle: Oracle, path: Path) -> dict[tuple[str, str], Agreement]:
+    """Agreement by activations and text."""
+    models = {mode: _cpu(path, mode) for mode in MODES}
+    found = {
+        (mode, text): agreement
+        for text in oracle.texts
+        for mode, agreement in compare(oracle, models, text).items()
+    }
+    for model in models.values():
+        model.close()
+    return found
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("english", 2048), ("chinese", 1024)])
+@pytest.mark.parametrize("mode", ["fp32", "int8x2"])
+def test_exact_activations(
+    table: dict[tuple[str, str], Agreement], mode: str, text: str, tokens: int
+) -> None:
+    found = table[mode, text]
+    assert found.tokens == tokens
+    assert found.top1 >= 0.995
+    assert -1e-6 <= found.mean_kl <= 1e-4
+
+
+@pytest.mark.parametrize(("text", "top1"), [("english", 0.955), ("chinese", 0.93)])
+def test_default_activations(
+    table: dict[tuple[str, str], Agreement], text: str, top1: float
+) -> None:
+    found = table["int8", text]
+    assert found.top1 >= top1
+    assert -1e-6 <= found.mean_kl <= 6e-3
+
+
+def test_quantised_activations_differ_from_exact_ones(
+    table: dict[tuple[str, str], Agreement],
+) -> None:
+    for text in ("english", "chinese"):
+        assert table["int8", text].mean_kl > table["int8x2", text].mean_kl
+
+
+def test_numpy_interpreter(oracle: Oracle, path: Path) -> None:
+    found = compare(oracle, {"numpy": _numpy(path)}, "english", NUMPY_TOKENS)["numpy"]
+    assert found.tokens == NUMPY_TOKENS
+    assert found.top1 >= 0.995
+    assert -1e-6 <= found.mean_kl <= 1e-4
+
+
+def test_scalar_tier(oracle: Oracle, path: Path, smollm2_path: Path) -> None:
+    if path != smollm2_path:
+        pytest.skip("the scalar tier is slow; one model is enough")
+    model = _cpu(path, "int8x2", tier="scalar")
+    found = compare(oracle, {"scalar": model}, "english", SCALAR_TOKENS)["scalar"]
+    assert found.tokens == SCALAR_TOKENS
+    assert found.top1 >= 0.99
+    assert -1e-6 <= found.mean_kl <= 1e-4
