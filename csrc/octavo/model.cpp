@@ -1,5 +1,4 @@
 // Loading of a model and the checks and tables in front of a step.
-#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,8 +9,10 @@
 namespace octavo {
 namespace {
 
-void require(bool condition, const std::string& message) {
-  if (!condition) throw std::invalid_argument(message);
+[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+void require(bool condition, const char* message) {
+  if (!condition) fail(message);
 }
 
 // Hands out 64-byte aligned parts of one buffer; the first pass, without memory, measures.
@@ -152,40 +153,51 @@ void Model::allocate_kv(int32_t pages, int32_t page_tokens) {
   cache_.pages = pages;
 }
 
+// Messages are put together only when something is wrong: this runs for every token of every step.
 void Model::check(const StepInput& input) const {
   require(!program_.empty(), "the model has no program");
   require(cache_.base != nullptr, "the model has no KV cache: call allocate_kv");
   require(input.token_count > 0 && input.rows > 0, "the batch is empty");
-  require(input.token_count <= settings_.max_tokens,
-          "the batch has " + std::to_string(input.token_count) + " tokens, more than " +
-              std::to_string(settings_.max_tokens));
+  if (input.token_count > settings_.max_tokens) {
+    fail("the batch has " + std::to_string(input.token_count) + " tokens, more than " +
+         std::to_string(settings_.max_tokens));
+  }
   for (size_t i = 0; i < input.token_count; ++i) {
-    require(input.tokens[i] >= 0 && input.tokens[i] < needs_.embedding_rows,
-            "tokens[" + std::to_string(i) + "] is not in the vocabulary");
+    if (input.tokens[i] < 0 || input.tokens[i] >= needs_.embedding_rows) {
+      fail("tokens[" + std::to_string(i) + "] is not in the vocabulary");
+    }
   }
   require(input.row_starts[0] == 0 &&
               size_t(input.row_starts[input.rows]) == input.token_count,
           "row_starts must run from 0 to the number of tokens");
-  const int64_t page_tokens = cache_.geometry.page_tokens;
-  for (size_t row = 0; row < input.rows; ++row) {
-    const std::string name = "row " + std::to_string(row);
-    const int64_t count = int64_t(input.row_starts[row + 1]) - input.row_starts[row];
-    require(count > 0 && size_t(input.row_starts[row + 1]) <= input.token_count,
-            name + " is empty or out of order");
-    require(input.past[row] >= 0, name + " has a negative past");
-    const int64_t length = input.past[row] + count;
-    require(length <= int64_t(input.table_width) * page_tokens,
-            name + " is longer than its page table");
-    const int32_t* table = input.tables + row * input.table_width;
-    for (int64_t page = 0; page * page_tokens < length; ++page) {
-      require(table[page] >= 0 && table[page] < cache_.pages,
-              name + " has page " + std::to_string(table[page]) + " of " +
-                  std::to_string(cache_.pages));
+  for (size_t row = 0; row < input.rows; ++row) check_row(input, row);
+  for (size_t i = 0; i < input.wanted_count; ++i) {
+    if (input.wanted[i] < 0 || size_t(input.wanted[i]) >= input.token_count) {
+      fail("wanted[" + std::to_string(i) + "] is not a token of the batch");
     }
   }
-  for (size_t i = 0; i < input.wanted_count; ++i) {
-    require(input.wanted[i] >= 0 && size_t(input.wanted[i]) < input.token_count,
-            "wanted[" + std::to_string(i) + "] is not a token of the batch");
+}
+
+void Model::check_row(const StepInput& input, size_t row) const {
+  const auto fail_row = [row](const std::string& message) {
+    fail("row " + std::to_string(row) + message);
+  };
+  const int64_t page_tokens = cache_.geometry.page_tokens;
+  const int64_t count = int64_t(input.row_starts[row + 1]) - input.row_starts[row];
+  if (count <= 0 || size_t(input.row_starts[row + 1]) > input.token_count) {
+    fail_row(" is empty or out of order");
+  }
+  if (input.past[row] < 0) fail_row(" has a negative past");
+  const int64_t length = input.past[row] + count;
+  if (length > int64_t(input.table_width) * page_tokens) {
+    fail_row(" is longer than its page table");
+  }
+  const int32_t* table = input.tables + row * input.table_width;
+  for (int64_t page = 0; page * page_tokens < length; ++page) {
+    if (table[page] < 0 || table[page] >= cache_.pages) {
+      fail_row(" has page " + std::to_string(table[page]) + " of " +
+               std::to_string(cache_.pages));
+    }
   }
 }
 

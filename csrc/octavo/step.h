@@ -80,6 +80,7 @@ class Model {
  private:
   void plan_workspace();
   void check(const StepInput& input) const;
+  void check_row(const StepInput& input, size_t row) const;
   void place_tokens(const StepInput& input);
   void fill_rotations(const StepInput& input);
   void run_operation(const Operation& operation, int64_t width, const StepInput& input);
