@@ -95,7 +95,8 @@ class Frontends:
 
     def reject(self, identity: bytes, reason: str) -> None:
         """Answer someone who is no frontend."""
-        self._notices[identity] = reason
+        # Someone who was dropped for a reason must hear that one.
+        self._notices.setdefault(identity, reason)
         self._deliver_notices()
 
     def flush(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -33,6 +34,8 @@ from octavo.engine.prompts import Limits, Prepared, prepare, requests_of
 from octavo.observe.calls import CallObserver
 from octavo.observe.stats import EngineStats
 from octavo.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("octavo")
 
 PING_SECONDS = 1.0
 RETRY_SECONDS = 0.05
@@ -216,6 +219,10 @@ class AsyncEngineClient:
             connection = Connection(self.address)
             try:
                 await connection.serve(self._receive, ping_seconds=PING_SECONDS)
+            except Exception as error:
+                # Whatever is wrong with one connection, the next engine gets another chance.
+                logger.exception("the connection to the engine is given up")
+                self._absence = f"what the engine sent could not be taken: {error}"
             finally:
                 connection.close()
                 self._disconnected()

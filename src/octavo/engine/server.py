@@ -38,6 +38,7 @@ from octavo.engine.numbers import StatsSource
 from octavo.observe.stats import EngineStats
 
 STATS_SECONDS = 0.25
+PROBE_SECONDS = 2.0
 MAIL_SECONDS = 0.02
 _MAX_MESSAGES_A_STEP = 4096
 _QUEUED_MESSAGES = 1000
@@ -195,6 +196,9 @@ class EngineServer:
                 self._stats_due = True
             case Ping(number):
                 self._frontends.send(frontend, self._read_stats(number))
+                # News for all is also how those who are gone are noticed.
+                if self._clock() - self._stats_seconds >= PROBE_SECONDS:
+                    self._stats_due = True
             case Drain():
                 self.drain()
 

@@ -226,6 +226,8 @@ class Supervisor:
             connection = Connection(self.address)
             try:
                 await connection.serve(self._receive, ping_seconds=interval)
+            except EngineError as error:
+                logger.warning("a message of the engine could not be read: %s", error)
             finally:
                 connection.close()
             await asyncio.sleep(interval)
