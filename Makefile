@@ -2,7 +2,8 @@
 #
 #   make demo    build, fetch the default model and let it answer a question
 #   make test    run all tests            make check   style, types, import rule
-#   make bench   measure this machine     make clean   remove what make made (models stay)
+#   make bench   measure this machine     make docs    list the modules in docs/architecture.md
+#   make clean   remove what make made (fetched models stay)
 #
 # Everything is installed into .venv, at the versions in constraints.txt. Stamps in .venv/.octavo
 # make a second call instant; a changed source builds again.
@@ -29,11 +30,11 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
        PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip
 WHEEL = $$(ls $(WHEELS)/octavo-*.whl)
 
-.PHONY: demo test check bench clean help
+.PHONY: demo test check bench docs clean help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,5s/^# *//p' Makefile
+	@sed -n '3,6s/^# *//p' Makefile
 
 demo: $(STAMP)/runtime
 	@$(BIN)/octavo pull $(MODEL) >/dev/null
@@ -57,6 +58,9 @@ check: $(STAMP)/check
 
 bench: $(STAMP)/runtime
 	$(BIN)/python benchmarks/engine.py
+
+docs:
+	'$(PYTHON)' docs/list_modules.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \

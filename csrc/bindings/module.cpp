@@ -1,3 +1,4 @@
+// The native module, put together from its parts.
 #include "bindings/bindings.h"
 
 NB_MODULE(_native, module) {

@@ -1,3 +1,4 @@
+// The kernels compiled for AVX2, FMA and F16C.
 #define OCTAVO_TIER_AVX2 1
 #include "octavo/tier_table.h"
 

@@ -1,3 +1,4 @@
+// The kernels compiled for AVX-512 with VNNI.
 #define OCTAVO_TIER_AVX512 1
 #include "octavo/tier_table.h"
 

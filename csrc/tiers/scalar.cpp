@@ -1,3 +1,4 @@
+// The kernels compiled for any machine.
 #define OCTAVO_TIER_SCALAR 1
 #include "octavo/tier_table.h"
 

@@ -72,7 +72,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class KvWrite:
-    """Store k and v [tokens, kv_heads * head_dim] of `layer` in the cache, in the cache's format."""
+    """Store k and v [tokens, kv_heads * head_dim] of `layer` in the format of the cache."""
 
     k: str
     v: str
