@@ -18,6 +18,7 @@ VERBS = {
     "generate": "Complete a prompt.",
     "perplexity": "Measure how well a model predicts a text.",
     "pull": "Fetch a model by name, once.",
+    "serve": "Serve a model over HTTP, with the OpenAI API.",
     "settings": "Show every setting and where it came from.",
 }
 """Each verb is the function `command` of the module of its name in this package."""

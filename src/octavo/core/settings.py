@@ -182,6 +182,21 @@ class ComputeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The HTTP server."""
+
+    host: str = _setting("127.0.0.1", _text, "", "address to listen at (this machine's own only)")
+    http_port: int = _setting(8000, _integer(0, 65535), "", "port to listen at (0: any free one)")
+    max_body_bytes: int = _setting(32 << 20, parse_bytes, "bytes", "longest body of a request")
+    max_connections: int = _setting(
+        4096, _integer(1, 1_000_000), "connections", "most connections at the same time"
+    )
+    drain_seconds: int = _setting(
+        30, _integer(0, 86_400), "seconds", "time for running answers when the server is to end"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that can be set; defaults are here."""
 
@@ -189,6 +204,7 @@ class Settings:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     compute: ComputeSettings = field(default_factory=ComputeSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def show_value(key: str, value: object) -> str:
     """A value as it may be written in any source."""
     if value is None:
         return "auto"
-    if key == "memory.kv_bytes" and isinstance(value, int):
+    if key.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
     return str(value)
 

@@ -36,6 +36,11 @@ class Handle:
         """Every choice is finished (deltas may still wait to be taken)."""
         return self._finished_seconds is not None
 
+    @property
+    def prompt_logprobs(self) -> tuple[LogprobEntry | None, ...] | None:
+        """One entry a prompt token, the first None; None until they have come (if asked for)."""
+        return self._prompt_logprobs
+
     def take(self) -> list[Delta]:
         """The deltas since the last call, oldest first."""
         deltas = list(self._inbox)

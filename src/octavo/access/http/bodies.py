@@ -1,0 +1,126 @@
+"""From the bytes of a request to a JSON object, whatever the bytes are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from octavo.access.http.errors import ApiError, invalid
+from octavo.access.http.service import Service
+from octavo.core.errors import InvalidRequest
+from octavo.text.checks import check_text
+
+MAX_SHOWN = 200
+_HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_object(request: Request, service: Service) -> dict[str, Any]:
+    """The JSON object in the body.
+
+    Raises:
+        ApiError: 415 not declared as JSON, 413 too long, 408 too slow, 400 not a JSON object.
+        ClientDisconnect: the client has left.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # What a web page may send to a local server without being asked must not reach the model.
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise ApiError(
+            415,
+            f"the body is declared as {media_type[:MAX_SHOWN] or 'nothing'}"
+            " (send the header Content-Type: application/json)",
+            code="unsupported_media_type",
+        )
+    body = await _read(request, service)
+    tree = await service.run(len(body) // 8, decode, body)
+    if not isinstance(tree, dict):
+        raise invalid(f"the body must be a JSON object, not {_kind(tree)}")
+    return tree
+
+
+def decode(body: bytes) -> object:
+    """The value of a JSON text (RFC 8259; of a name given twice the last counts).
+
+    Raises:
+        ApiError: 400 with the place of the fault.
+    """
+    try:
+        return msgspec.json.decode(body)
+    except RecursionError:
+        raise invalid("the body nests too deep", code="invalid_json") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        if _HALF_ESCAPE.search(body):
+            _refuse_half_characters(body)
+        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+
+
+def _refuse_half_characters(body: bytes) -> None:
+    """Name the field with half of a surrogate pair, if that is all that is wrong."""
+    try:
+        tree = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    for field, text in _texts(tree, ""):
+        try:
+            check_text(text, field)
+        except InvalidRequest as error:
+            raise ApiError.of(error) from None
+
+
+def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield place or "the body", value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield place or "the name of a field", name
+            shown = name[:MAX_SHOWN].encode("utf-8", "replace").decode()
+            yield from _texts(item, f"{place}.{shown}" if place else shown)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{place}[{index}]")
+
+
+async def _read(request: Request, service: Service) -> bytes:
+    limit = service.max_body_bytes
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
+        raise _too_long(limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            message = await asyncio.wait_for(request.receive(), service.body_seconds)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not go on for {service.body_seconds:g} s",
+                code="body_timeout",
+                headers={"connection": "close"},
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_long(limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_long(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body has more than {limit} bytes (send less, or raise server.max_body_bytes)",
+        code="body_too_large",
+    )
+
+
+def _kind(value: object) -> str:
+    names = {list: "an array", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

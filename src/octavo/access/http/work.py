@@ -1,0 +1,49 @@
+"""A request that has passed every check, and how its answer is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from octavo.access.http.fields import warning_headers
+from octavo.engine.client import Delta, Prepared, RequestOutput
+
+if TYPE_CHECKING:
+    from octavo.engine.client import AsyncCall
+
+MAX_CHOICES = 1024
+"""Answers of one request, over all of its prompts."""
+
+
+class Shape(Protocol):
+    """How one route writes answers; one object serves one request."""
+
+    answer_id: str
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
+        """The body of an answer that is not streamed."""
+
+    def chunks(self, place: int, call: AsyncCall, delta: Delta) -> list[dict[str, object]]:
+        """The events that a delta of prompt number `place` gives; none if nothing shows."""
+
+    def usage_chunk(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
+        """The event that tells the usage at the end of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request that has passed every check; one `Prepared` a prompt."""
+
+    prepared: Sequence[Prepared]
+    shape: Shape
+    arrival_seconds: float
+    service_class: str
+    timeout_seconds: float | None
+    stream: bool
+    include_usage: bool
+    ignored: tuple[str, ...]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-request-id": self.shape.answer_id, **warning_headers(self.ignored)}

@@ -1,0 +1,208 @@
+"""One model behind HTTP: engine process, its client, the HTTP server, from start to drain."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.settings import Settings
+from octavo.engine.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from octavo.access.http.server import HttpServer
+    from octavo.access.http.service import Service
+    from octavo.engine.client import EngineFacts
+    from octavo.text.templates import ChatTemplate
+    from octavo.text.tokenizer import Tokenizer
+
+EXIT_DRAINED = 0
+EXIT_INTERRUPTED = 130
+_POLL_SECONDS = 0.02
+_FLUSH_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What to serve and where; `listener` is bound already.
+
+    `on_ready` is told what the engine is, once, when the first request may come.
+    """
+
+    path: Path
+    model_names: tuple[str, ...]
+    settings: Settings
+    listener: socket.socket
+    on_ready: Callable[[EngineFacts], None]
+
+    def run(self) -> int:
+        """Serve until a signal; returns the exit status.
+
+        SIGTERM or SIGINT drains: no new work, running answers finish within
+        `server.drain_seconds`. A second SIGINT ends at once.
+
+        Raises:
+            OctavoError: the engine cannot start, or was given up.
+        """
+        return asyncio.run(self._run())
+
+    async def _run(self) -> int:
+        signals = _Signals()
+        restarted: list[Callable[[], None]] = []
+        # First of all, because the engine takes longest to load.
+        supervisor = Supervisor(
+            self.path,
+            self.settings,
+            model_name=self.model_names[0],
+            on_restart=lambda: restarted[0]() if restarted else None,
+        )
+        engine = asyncio.ensure_future(supervisor.start())
+        try:
+            service = await asyncio.to_thread(self._open_service, supervisor.address)
+            restarted.append(service.metrics.restarted)
+            http = _http_server(service, self.settings)
+            service.client.start()
+            listening = asyncio.ensure_future(http.serve(sockets=[self.listener]))
+            try:
+                await self._serve(supervisor, engine, service, listening, signals)
+                return await self._drain(supervisor, service, http, listening, signals)
+            finally:
+                await service.client.close()
+                http.end()
+                await asyncio.gather(listening, return_exceptions=True)
+        finally:
+            engine.cancel()
+            await asyncio.gather(engine, return_exceptions=True)
+            await supervisor.stop()
+
+    async def _serve(
+        self,
+        supervisor: Supervisor,
+        engine: asyncio.Future[EngineFacts],
+        service: Service,
+        listening: asyncio.Future[None],
+        signals: _Signals,
+    ) -> None:
+        """Return at the first signal.
+
+        Raises:
+            OctavoError: the engine cannot start, or was given up.
+        """
+        stop = asyncio.ensure_future(signals.stop.wait())
+        life = asyncio.ensure_future(self._engine_life(supervisor, engine, service))
+        try:
+            waits: tuple[asyncio.Future[Any], ...] = (stop, life, listening)
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            for task in (stop, life):
+                task.cancel()
+            await asyncio.gather(stop, life, return_exceptions=True)
+
+    async def _engine_life(
+        self, supervisor: Supervisor, engine: asyncio.Future[EngineFacts], service: Service
+    ) -> None:
+        """Announce the engine, then wait until it is given up."""
+        facts = await asyncio.shield(engine)
+        while service.unready_reason() is not None:
+            await asyncio.sleep(_POLL_SECONDS)
+        self.on_ready(facts)
+        await supervisor.wait()
+
+    async def _drain(
+        self,
+        supervisor: Supervisor,
+        service: Service,
+        http: HttpServer,
+        listening: asyncio.Future[None],
+        signals: _Signals,
+    ) -> int:
+        """Finish what is there, as far as the deadline and a second SIGINT allow."""
+        service.draining = True
+        deadline = time.monotonic() + self.settings.server.drain_seconds
+        # The engine gets a little longer than the calls, which are told before it is killed.
+        engine = asyncio.ensure_future(
+            supervisor.drain(self.settings.server.drain_seconds + _FLUSH_SECONDS)
+        )
+        force = asyncio.ensure_future(signals.force.wait())
+        try:
+            while service.client.open_calls and time.monotonic() < deadline and not force.done():
+                await asyncio.sleep(_POLL_SECONDS)
+            await service.client.close()
+            left_seconds = max(int(deadline - time.monotonic()), _FLUSH_SECONDS)
+            http.config.timeout_graceful_shutdown = 0 if force.done() else left_seconds
+            http.force_exit = force.done()
+            http.end()
+            waits: tuple[asyncio.Future[Any], ...] = (asyncio.gather(engine, listening), force)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return EXIT_INTERRUPTED if force.done() else EXIT_DRAINED
+        finally:
+            http.force_exit = http.force_exit or force.done()
+            for task in (engine, force):
+                task.cancel()
+            await asyncio.gather(engine, force, return_exceptions=True)
+
+    def _open_service(self, address: str) -> Service:
+        # Late and in a thread, so that it happens while the engine loads.
+        from octavo.access.http.service import Service
+        from octavo.engine.client import AsyncEngineClient
+        from octavo.observe.prometheus import ServingMetrics
+
+        tokenizer, template = open_text(self.path)
+        metrics = ServingMetrics(self.model_names[0])
+        return Service(
+            client=AsyncEngineClient(address, tokenizer, observer=metrics),
+            template=template,
+            model_names=self.model_names,
+            max_body_bytes=self.settings.server.max_body_bytes,
+            metrics=metrics,
+        )
+
+
+class _Signals:
+    """`stop` is set by the first SIGTERM or SIGINT, `force` by the second SIGINT."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.force = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        self._interrupted = False
+
+    def _interrupt(self) -> None:
+        if self._interrupted:
+            self.force.set()
+        self._interrupted = True
+        self.stop.set()
+
+
+def open_text(path: Path) -> tuple[Tokenizer, ChatTemplate]:
+    """What a frontend needs of a model file.
+
+    Raises:
+        ModelFileError: the file is damaged or not supported.
+    """
+    from octavo.core.gguf import GgufFile
+    from octavo.text.templates import ChatTemplate
+    from octavo.text.tokenizer import Tokenizer
+
+    with GgufFile.open(path) as file:
+        rows = file.tensors.get("token_embd.weight")
+        tokenizer = Tokenizer.from_metadata(
+            file.metadata, vocabulary_size=None if rows is None else rows.shape[0]
+        )
+        return tokenizer, ChatTemplate.from_metadata(file.metadata, tokenizer)
+
+
+def _http_server(service: Service, settings: Settings) -> HttpServer:
+    from octavo.access.http.app import create_app
+    from octavo.access.http.server import HttpServer
+
+    return HttpServer(create_app(service), max_connections=settings.server.max_connections)
