@@ -27,37 +27,18 @@ from octavo.core.gguf import GgufFile
 from octavo.core.ids import RequestId
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
-from octavo.core.settings import Settings
 from octavo.engine.engine import Engine
-from octavo.engine.messages import EngineFacts, Problem, problem_of
+from octavo.engine.messages import EngineFacts, problem_of
 from octavo.engine.opening import OpenEngine, open_engine
+from octavo.engine.process_config import EXIT_FAILED, EXIT_NOT_STARTED, ProcessConfig, StartReport
 from octavo.engine.server import EngineServer, FirstRows, bind_router
 from octavo.observe.metrics import EngineMetrics
 from octavo.schedule.counters import SchedulerCounters
 
-EXIT_NOT_STARTED = 1
-EXIT_FAILED = 70
 MAX_CONFIG_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger("octavo.engine")
-
-
-class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a parent tells an engine process. `address` is a ZeroMQ ipc address."""
-
-    model_path: str
-    model_name: str
-    settings: Settings
-    address: str
-    parent_process_id: int
-
-
-class StartReport(msgspec.Struct, frozen=True):
-    """Exactly one of the two is set."""
-
-    facts: EngineFacts | None = None
-    problem: Problem | None = None
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ from octavo.core.settings import Settings
 from octavo.engine.connection import Connection
 from octavo.engine.messages import EngineFacts, FromEngine, error_of
 from octavo.engine.private_folder import SOCKET_NAME, check_private, new_private_folder
-from octavo.engine.process import EXIT_FAILED, ProcessConfig, StartReport
+from octavo.engine.process_config import EXIT_FAILED, ProcessConfig, StartReport
 
 logger = logging.getLogger("octavo.supervisor")
 
