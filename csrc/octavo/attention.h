@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "octavo/attention_tile.h"
 #include "octavo/attention_types.h"
@@ -25,10 +26,14 @@ struct RowBlock {
   int rows;
 };
 
+template <class Element>
+constexpr const Tile<Element>* no_tile = nullptr;
+
 // Takes `Rows` rows from `row` on through one tile that starts at absolute position `start`.
 template <int Rows, class Element>
 inline void attend_rows(const AttentionCall& call, const RowBlock& block, int row, int start,
-                        const Tile<Element>& tile, const State& state) {
+                        const Tile<Element>& tile, const Tile<Element>* next,
+                        const State& state) {
   const int head_dim = call.head_dim;
   alignas(64) float scores[Rows * kTileTokens];
   int begin[Rows], end[Rows], shared_begin = 0, shared_end = kTileTokens;
@@ -41,7 +46,7 @@ inline void attend_rows(const AttentionCall& call, const RowBlock& block, int ro
     any = any || begin[r] < end[r];
   }
   if (!any) return;
-  tile_scores<Rows>(block.q + size_t(row) * head_dim, head_dim, tile, scores);
+  tile_scores<Rows>(block.q + size_t(row) * head_dim, head_dim, tile, next, scores);
   float* output = state.output + size_t(row) * head_dim;
   for (int r = 0; r < Rows; ++r) {
     if (begin[r] >= end[r]) continue;
@@ -52,35 +57,37 @@ inline void attend_rows(const AttentionCall& call, const RowBlock& block, int ro
   const bool shared = shared_begin < shared_end;
   for (int r = 0; r < Rows; ++r) {
     tile_values<1>(scores + r * kTileTokens, begin[r], shared ? shared_begin : end[r], tile,
-                   head_dim, output + size_t(r) * head_dim);
+                   no_tile<Element>, head_dim, output + size_t(r) * head_dim);
   }
   if (!shared) return;
-  tile_values<Rows>(scores, shared_begin, shared_end, tile, head_dim, output);
+  tile_values<Rows>(scores, shared_begin, shared_end, tile, next, head_dim, output);
   for (int r = 0; r < Rows; ++r) {
-    tile_values<1>(scores + r * kTileTokens, shared_end, end[r], tile, head_dim,
-                   output + size_t(r) * head_dim);
+    tile_values<1>(scores + r * kTileTokens, shared_end, end[r], tile,
+                   no_tile<Element>, head_dim, output + size_t(r) * head_dim);
   }
 }
 
 template <class Element>
 inline void attend_block(const AttentionCall& call, const RowBlock& block, int start,
-                         const Tile<Element>& tile, const State& state) {
+                         const Tile<Element>& tile, const Tile<Element>* next,
+                         const State& state) {
   int row = 0;
   while (row < block.rows) {
     const int left = block.rows - row;
     // Two even parts beat a full block and a remainder (7 = 4 + 3, not 6 + 1).
     const int rows = left <= kMaxRows ? left : left < 2 * kMaxRows ? (left + 1) / 2 : kMaxRows;
     switch (rows) {
-      case 1: attend_rows<1>(call, block, row, start, tile, state); break;
-      case 2: attend_rows<2>(call, block, row, start, tile, state); break;
-      case 3: attend_rows<3>(call, block, row, start, tile, state); break;
-      case 4: attend_rows<4>(call, block, row, start, tile, state); break;
+      case 1: attend_rows<1>(call, block, row, start, tile, next, state); break;
+      case 2: attend_rows<2>(call, block, row, start, tile, next, state); break;
+      case 3: attend_rows<3>(call, block, row, start, tile, next, state); break;
+      case 4: attend_rows<4>(call, block, row, start, tile, next, state); break;
 #if defined(OCTAVO_TIER_AVX512)
-      case 5: attend_rows<5>(call, block, row, start, tile, state); break;
-      case 6: attend_rows<6>(call, block, row, start, tile, state); break;
+      case 5: attend_rows<5>(call, block, row, start, tile, next, state); break;
+      case 6: attend_rows<6>(call, block, row, start, tile, next, state); break;
 #endif
     }
     row += rows;
+    next = nullptr;
   }
 }
 
@@ -135,10 +142,6 @@ inline Tile<float> widen_tile(const Tile<Element>& tile, int head_dim, int token
   return wide;
 }
 
-inline bool is_wide(const float*) { return true; }
-template <class Element>
-inline bool is_wide(const Element*) { return false; }
-
 // One segment (absolute positions [segment, segment + 512)) into a fresh state.
 template <class Element>
 inline void attend_segment(const AttentionCall& call, const AttentionTask& task,
@@ -147,19 +150,27 @@ inline void attend_segment(const AttentionCall& call, const AttentionTask& task,
   const int32_t* table = call.tables + size_t(task.sequence) * call.table_stride;
   // Rows are token-major, so the first sees the earliest token and the last the latest.
   const int lowest = block.low[0], highest = block.high[block.rows - 1];
-  for (int start = segment; start < segment + kSegmentTokens && start < highest;
-       start += kTileTokens) {
-    const int begin = lowest > start ? lowest : start;
-    const int end = highest < start + kTileTokens ? highest : start + kTileTokens;
-    if (begin >= end) continue;
-    const Tile<Element> tile =
-        page_tile<Element>(call, table, task.kv_head, start, begin, end);
-    if (block.rows <= kMaxRows || is_wide(tile.keys[tile.first])) {
-      attend_block(call, block, start, tile, state);
+  const int stop = highest < segment + kSegmentTokens ? highest : segment + kSegmentTokens;
+  const auto tile_at = [&](int start) {
+    return page_tile<Element>(call, table, task.kv_head, start, lowest > start ? lowest : start,
+                              stop < start + kTileTokens ? stop : start + kTileTokens);
+  };
+  const bool few_rows = block.rows <= kMaxRows;
+  int start = lowest > segment ? lowest / kTileTokens * kTileTokens : segment;
+  Tile<Element> tile;
+  if (start < stop) tile = tile_at(start);
+  for (; start < stop; start += kTileTokens) {
+    Tile<Element> next;
+    const bool more = start + kTileTokens < stop;
+    if (more) next = tile_at(start + kTileTokens);
+    if (few_rows || std::is_same<Element, float>::value) {
+      attend_block(call, block, start, tile, more ? &next : nullptr, state);
     } else {
-      attend_block(call, block, start, widen_tile(tile, call.head_dim, end - start, buffer),
-                   state);
+      const int written = stop < start + kTileTokens ? stop - start : kTileTokens;
+      attend_block(call, block, start, widen_tile(tile, call.head_dim, written, buffer),
+                   no_tile<float>, state);
     }
+    if (more) tile = next;
   }
 }
 

@@ -37,9 +37,11 @@ struct Tile {
   int last;
 };
 
-// scores[r][t] = q[r] . k[t]: four chains over the quads' lanes, joined by quad_sum.
+// scores[r][t] = q[r] . k[t]: four chains over the quads' lanes, joined by quad_sum. `next` is the
+// tile to come, or null.
 template <int Rows, class Element>
-inline void tile_scores(const float* q, int head_dim, const Tile<Element>& tile, float* scores) {
+inline void tile_scores(const float* q, int head_dim, const Tile<Element>& tile,
+                        const Tile<Element>* next, float* scores) {
   constexpr int kVectors = key_vectors(Rows);
   for (int group = tile.first; group < tile.last; ++group) {
     simd::F16 parts[Rows][4];
@@ -49,7 +51,15 @@ inline void tile_scores(const float* q, int head_dim, const Tile<Element>& tile,
         for (int v = 0; v < kVectors; ++v) chain[r][v] = simd::zero();
       }
       const Element* keys = tile.keys[group] + 16 * half;
+      const bool fetch = next != nullptr && half == 0 && group >= next->first && group < next->last;
       for (int d = 0; d < head_dim; d += 4, keys += tile.key_stride) {
+        if (fetch) {
+          const char* ahead =
+              reinterpret_cast<const char*>(next->keys[group] + d / 4 * next->key_stride);
+          for (size_t line = 0; line < kGroupTokens * 4 * sizeof(Element); line += 64) {
+            __builtin_prefetch(ahead + line, 0, 2);
+          }
+        }
         simd::F16 k[kVectors];
         for (int v = 0; v < kVectors; ++v) k[v] = load_element(keys + 16 * v);
         for (int r = 0; r < Rows; ++r) {
@@ -70,7 +80,7 @@ inline void tile_scores(const float* q, int head_dim, const Tile<Element>& tile,
 
 template <int Rows, int Vectors, class Element>
 inline void value_columns(const float* weights, int begin, int end, const Tile<Element>& tile,
-                          int head_dim, int column, float* output) {
+                          const Tile<Element>* next, int head_dim, int column, float* output) {
   simd::F16 sum[Rows][Vectors];
   for (int r = 0; r < Rows; ++r) {
     for (int v = 0; v < Vectors; ++v) {
@@ -78,8 +88,14 @@ inline void value_columns(const float* weights, int begin, int end, const Tile<E
     }
   }
   for (int t = begin; t < end; ++t) {
-    const Element* row =
-        tile.values[t / kGroupTokens] + size_t(t % kGroupTokens) * head_dim + column;
+    const size_t offset = size_t(t % kGroupTokens) * head_dim + column;
+    const Element* row = tile.values[t / kGroupTokens] + offset;
+    if (next != nullptr && t / kGroupTokens >= next->first && t / kGroupTokens < next->last) {
+      const char* ahead = reinterpret_cast<const char*>(next->values[t / kGroupTokens] + offset);
+      for (size_t line = 0; line < 16 * Vectors * sizeof(Element); line += 64) {
+        __builtin_prefetch(ahead + line, 0, 2);
+      }
+    }
     simd::F16 value[Vectors];
     for (int v = 0; v < Vectors; ++v) value[v] = load_element(row + 16 * v);
     for (int r = 0; r < Rows; ++r) {
@@ -94,18 +110,21 @@ inline void value_columns(const float* weights, int begin, int end, const Tile<E
   }
 }
 
+// Pages lie scattered, so the hardware does not foresee the next tile; asking for it evenly while
+// this one is computed hides its latency (at once it would stall).
+//
 // output[r] += sum over tokens [begin, end) of weights[r][t] * v[t], in token order.
 template <int Rows, class Element>
 inline void tile_values(const float* weights, int begin, int end, const Tile<Element>& tile,
-                        int head_dim, float* output) {
+                        const Tile<Element>* next, int head_dim, float* output) {
   if (begin >= end) return;
   constexpr int kVectors = value_vectors(Rows);
   int column = 0;
   for (; column + 16 * kVectors <= head_dim; column += 16 * kVectors) {
-    value_columns<Rows, kVectors>(weights, begin, end, tile, head_dim, column, output);
+    value_columns<Rows, kVectors>(weights, begin, end, tile, next, head_dim, column, output);
   }
   for (; column < head_dim; column += 16) {
-    value_columns<Rows, 1>(weights, begin, end, tile, head_dim, column, output);
+    value_columns<Rows, 1>(weights, begin, end, tile, next, head_dim, column, output);
   }
 }
 
