@@ -44,7 +44,7 @@ logger = logging.getLogger("octavo.engine")
 def main() -> int:
     """Run one engine until it is drained or fails; the exit status."""
     logging.basicConfig(level=logging.WARNING, format="octavo engine: %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then drains.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent drains
     report_fd = os.dup(1)
     os.dup2(2, 1)  # Whatever libraries print must not mix with the report.
     config = _read_config(0)

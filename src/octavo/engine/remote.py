@@ -239,6 +239,7 @@ class AsyncEngineClient:
             case Ready(facts):
                 self.facts = facts
                 self._connection = connection
+                self._absence = _STARTING
                 self._connected.set()
             case Refused(request_ids, problem):
                 for request_id in request_ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -138,6 +139,8 @@ class EngineServer:
                 if parent_fd in ready:
                     reason = "the server is gone"
                     return reason
+                if wake_fd is not None and wake_fd in ready:
+                    os.read(wake_fd, 4096)
                 self._receive()
                 if self._engine.has_work:
                     self._step()

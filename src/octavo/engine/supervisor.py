@@ -151,6 +151,7 @@ class Supervisor:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_REPORT_BYTES,
+            start_new_session=True,  # Ctrl-C is for this process, which then drains
         )
         self._process = process
         assert process.stdin is not None
