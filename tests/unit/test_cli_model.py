@@ -17,7 +17,10 @@ from pathlib import Path
 import pytest
 
 from octavo.cli import main as cli
-from octavo.cli.chat import interrupts_noticed
+from octavo.cli.chat import Conversation, Interrupts, interrupts_noticed
+from octavo.core.request import FinishReason
+from octavo.core.sampling import SamplingParams
+from octavo.engine.llm import LLM
 from tiny import make_tiny_gguf
 
 GREEDY = ("--temperature", "0", "--ignore-eos")
@@ -214,13 +217,42 @@ def test_perplexity(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 def test_first_interrupt_is_noticed_the_second_raises() -> None:
-    with interrupts_noticed() as seen:
-        assert not seen
+    with interrupts_noticed() as interrupts:
+        assert not interrupts.seen
         signal.raise_signal(signal.SIGINT)
-        assert seen
+        assert interrupts.seen
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupt_ends_waiting_for_a_line() -> None:
+    def wait() -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "a line"
+
+    with interrupts_noticed() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.raised_by(wait)
+        assert interrupts.raised_by(lambda: "a line") == "a line"
+        assert not interrupts.seen
+
+
+def test_interrupt_stops_the_answer_and_the_conversation_goes_on(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class PressedAtOnce(Interrupts):
+        def forget(self) -> None:
+            self.seen = True
+
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=60)
+    with LLM(model) as llm:
+        conversation = Conversation(llm, params, system=None, quiet=True)
+        assert conversation.say("hello", PressedAtOnce()) is FinishReason.CANCELLED
+        assert not llm.client.has_work
+        stopped = capsys.readouterr().out
+        assert conversation.say("again", Interrupts()) is FinishReason.LENGTH
+        assert len(capsys.readouterr().out) > len(stopped)
 
 
 class Terminal:
@@ -242,18 +274,27 @@ class Terminal:
         """Read until `wanted` has been shown; returns what came before it."""
         end = time.monotonic() + timeout_seconds
         while wanted not in self._text:
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([self._side], [], [], left)[0]:
-                raise AssertionError(f"{wanted!r} did not come after: {self._text!r}")
-            try:
-                data = os.read(self._side, 65536)
-            except OSError:  # the other side has been closed
-                data = b""
-            if not data:
-                raise AssertionError(f"the program ended after: {self._text!r}")
-            self._text += data.decode("utf-8", "replace")
+            self._read(end, wanted)
         before, _, self._text = self._text.partition(wanted)
         return before
+
+    def expect_anything(self, timeout_seconds: float = 60.0) -> None:
+        """Wait until something has been shown that `expect` has not passed."""
+        end = time.monotonic() + timeout_seconds
+        while not self._text:
+            self._read(end, "anything")
+
+    def _read(self, end: float, wanted: str) -> None:
+        left = end - time.monotonic()
+        if left <= 0 or not select.select([self._side], [], [], left)[0]:
+            raise AssertionError(f"{wanted!r} did not come after: {self._text!r}")
+        try:
+            data = os.read(self._side, 65536)
+        except OSError:  # the other side has been closed
+            data = b""
+        if not data:
+            raise AssertionError(f"the program ended after: {self._text!r}")
+        self._text += data.decode("utf-8", "replace")
 
     def type(self, text: str) -> None:
         os.write(self._side, text.encode())
@@ -271,12 +312,13 @@ class Terminal:
 
 
 def test_conversation_on_a_terminal(model: str) -> None:
-    # So many tokens that the interrupt comes long before the end, if it comes at all.
-    terminal = Terminal("chat", model, *GREEDY, "--max-tokens", "400", "--temperature", "0")
+    terminal = Terminal("chat", model, *GREEDY, "--max-tokens", "400")
     try:
         terminal.expect("you> ")
         terminal.type("hello\n")
-        terminal.expect("hello")
+        terminal.expect("hello\r\n")
+        # The terminal itself echoes the line; only an answer shows that it was read.
+        terminal.expect_anything()
         terminal.interrupt()
         terminal.expect("[prompt")
         terminal.expect("you> ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,9 @@ def command(
             conversation.talk()
         else:
             for message in messages or _lines():
-                if conversation.say(message) is FinishReason.CANCELLED:
+                with interrupts_noticed() as interrupts:
+                    ended = conversation.say(message, interrupts)
+                if ended is FinishReason.CANCELLED:
                     raise KeyboardInterrupt
 
 
@@ -85,29 +87,36 @@ class Conversation:
         """Read turns from the terminal until it ends."""
         with_line_editing()
         note("/reset forgets the conversation, /exit leaves, Ctrl-C stops an answer")
-        while True:
-            try:
-                message = input(_PROMPT)
-            except EOFError:
-                write("\n")
-                return
-            except KeyboardInterrupt:
-                note("\n(/exit or Ctrl-D leaves)")
-                continue
-            command = message.strip()
-            if command == "/exit":
-                return
-            if command == "/reset":
-                self._turns = list(self._start)
-                note("(the conversation is forgotten)")
-            elif command:
+        with interrupts_noticed() as interrupts:
+            while True:
                 try:
-                    self.say(message)
-                except InvalidRequest as error:
-                    # The conversation has grown too long, or the message cannot be said.
-                    note(f"octavo: {error} (/reset starts afresh)")
+                    message = interrupts.raised_by(lambda: input(_PROMPT))
+                except EOFError:
+                    write("\n")
+                    return
+                except KeyboardInterrupt:
+                    note("\n(/exit or Ctrl-D leaves)")
+                    continue
+                if not self._obey(message, interrupts):
+                    return
 
-    def say(self, message: str) -> FinishReason:
+    def _obey(self, message: str, interrupts: Interrupts) -> bool:
+        """Do what a line from the terminal asks for; False to leave."""
+        command = message.strip()
+        if command == "/exit":
+            return False
+        if command == "/reset":
+            self._turns = list(self._start)
+            note("(the conversation is forgotten)")
+        elif command:
+            try:
+                self.say(message, interrupts)
+            except InvalidRequest as error:
+                # The conversation has grown too long, or the message cannot be said.
+                note(f"octavo: {error} (/reset starts afresh)")
+        return True
+
+    def say(self, message: str, interrupts: Interrupts) -> FinishReason:
         """Add a turn, show the answer and return why it ended.
 
         An answer that Ctrl-C stopped is `CANCELLED` and counts as far as it was shown.
@@ -116,16 +125,14 @@ class Conversation:
             InvalidRequest: the turn is refused; the conversation is as before.
             EngineError: the model failed.
         """
-        with interrupts_noticed() as interrupts:
-            return self._say([*self._turns, {"role": "user", "content": message}], interrupts)
-
-    def _say(self, turns: list[dict[str, str]], interrupts: Sequence[int]) -> FinishReason:
+        interrupts.forget()
+        turns = [*self._turns, {"role": "user", "content": message}]
         shown: list[str] = []
         with self._llm.chat_stream(turns, self._params) as stream:
             for delta in stream:
                 write(delta.text)
                 shown.append(delta.text)
-                if interrupts:
+                if interrupts.seen:
                     break
             write("\n")
             stream.close()
@@ -139,19 +146,43 @@ class Conversation:
         return choice.finish_reason
 
 
-@contextmanager
-def interrupts_noticed() -> Iterator[Sequence[int]]:
-    """Collects Ctrl-C instead of raising, so that no step is cut in half; the second one raises."""
-    seen: list[int] = []
+class Interrupts:
+    """Ctrl-C as something to look at, so that no step is cut in half.
 
-    def notice(number: int, frame: FrameType | None) -> None:
-        if seen:
+    It raises KeyboardInterrupt while the program waits for a line, and when it is pressed again
+    before the first one was obeyed.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._raise = False
+
+    def notice(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        if self.seen or self._raise:
             raise KeyboardInterrupt
-        seen.append(number)
+        self.seen = True
 
-    before = signal.signal(signal.SIGINT, notice)
+    def forget(self) -> None:
+        self.seen = False
+
+    def raised_by(self, wait: Callable[[], str]) -> str:
+        """Call `wait`, which an interrupt ends."""
+        self.forget()
+        self._raise = True
+        try:
+            return wait()
+        finally:
+            self._raise = False
+
+
+@contextmanager
+def interrupts_noticed() -> Iterator[Interrupts]:
+    """Takes Ctrl-C over for a while."""
+    interrupts = Interrupts()
+    before = signal.signal(signal.SIGINT, interrupts.notice)
     try:
-        yield seen
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
 
