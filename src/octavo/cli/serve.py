@@ -111,8 +111,9 @@ def _megabytes(size_bytes: int) -> str:
 def _log_to_standard_error() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    for name in ("octavo", "uvicorn.error"):
+    # uvicorn warns of every peer that does not speak HTTP; that is the peer's affair.
+    for name, level in (("octavo", logging.WARNING), ("uvicorn.error", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
-        logger.setLevel(logging.WARNING)
+        logger.setLevel(level)
         logger.propagate = False

@@ -50,9 +50,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        idle = not self._in_message
         if self._in_headers:
             self._header_bytes += len(data)
         super().data_received(data)
+        if idle and self._in_headers:
+            self._header_bytes = len(data)
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
             self._refuse(
                 ApiError(
@@ -95,9 +98,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_stalled_timer()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer by hand, unless another answer is on its way, and hang up."""
+        """Answer by hand, unless another answer has begun, and hang up."""
         self._in_headers = False
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
             body = bytes(error.response().body)
             self.transport.write(
                 b"%b"

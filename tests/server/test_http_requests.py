@@ -1,0 +1,430 @@
+"""What each route takes, answers and refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from http_harness import Server, app_on_fake
+from octavo.cli.serving import open_text
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello world"}]
+
+
+def test_a_completion_has_the_shape_of_the_reference_api(server: Server) -> None:
+    reply = server.post(COMPLETIONS, {"prompt": "the cat", "temperature": 0, "max_tokens": 5})
+    answer = reply.json()
+    assert reply.status == 200
+    assert answer["object"] == "text_completion"
+    assert answer["model"] == "tiny"
+    assert answer["id"].startswith("cmpl-")
+    assert answer["id"] == reply.headers["x-request-id"]
+    (choice,) = answer["choices"]
+    assert choice["index"] == 0
+    assert choice["logprobs"] is None
+    assert choice["finish_reason"] in ("stop", "length")
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert "x-octavo-warning" not in reply.headers
+
+
+def test_sixteen_tokens_are_the_default_of_completions(server: Server) -> None:
+    answer = server.complete(prompt="the cat", ignore_eos=True)
+    assert answer["usage"]["completion_tokens"] == 16
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_four_forms_of_a_prompt_agree(server: Server) -> None:
+    ids = [
+        server.post("/tokenize", {"prompt": text}).json()["tokens"] for text in ("the cat", "rain")
+    ]
+    texts = server.complete(prompt=["the cat", "rain"], max_tokens=6, n=2)
+    from_ids = server.complete(prompt=ids, max_tokens=6, n=2)
+    single = server.complete(prompt="rain", max_tokens=6)
+    single_ids = server.complete(prompt=ids[1], max_tokens=6)
+    assert [choice["index"] for choice in texts["choices"]] == [0, 1, 2, 3]
+    assert texts["choices"] == from_ids["choices"]
+    assert texts["choices"][2] == {**single["choices"][0], "index": 2}
+    assert single["choices"] == single_ids["choices"]
+    assert texts["usage"]["prompt_tokens"] == len(ids[0]) + len(ids[1])
+    assert texts["usage"]["completion_tokens"] >= 4
+
+
+def test_an_empty_prompt_starts_from_bos_alone(server: Server) -> None:
+    answer = server.complete(prompt=["", "the cat"], max_tokens=3, ignore_eos=True)
+    assert (
+        answer["choices"][0]
+        == server.complete(prompt="", max_tokens=3, ignore_eos=True)["choices"][0]
+    )
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert server.complete(prompt="")["usage"]["prompt_tokens"] == 1
+
+
+def test_a_prompt_may_be_scored_without_an_answer(server: Server) -> None:
+    whole = server.complete(prompt="the cat sat", max_tokens=0, echo=True, logprobs=2)
+    (choice,) = whole["choices"]
+    logprobs = choice["logprobs"]
+    assert choice["text"] == "the cat sat"
+    assert choice["finish_reason"] == "length"
+    assert "".join(logprobs["tokens"]) == "the cat sat"
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    assert all(value < 0 for value in logprobs["token_logprobs"][1:])
+    assert all(len(tops) == 2 for tops in logprobs["top_logprobs"][1:])
+    lengths = [len(token) for token in logprobs["tokens"]]
+    assert logprobs["text_offset"] == [sum(lengths[:place]) for place in range(len(lengths))]
+    assert whole["usage"]["completion_tokens"] == 0
+
+
+def test_an_echo_goes_before_the_answer(server: Server) -> None:
+    plain = server.complete(prompt="the cat", max_tokens=4, logprobs=0)["choices"][0]
+    echo = server.complete(prompt="the cat", max_tokens=4, logprobs=0, echo=True)["choices"][0]
+    scored = server.complete(prompt="the cat", max_tokens=0, logprobs=0, echo=True)["choices"][0]
+    assert echo["text"] == "the cat" + plain["text"]
+    for name in ("tokens", "token_logprobs", "text_offset", "bytes"):
+        assert echo["logprobs"][name] == scored["logprobs"][name] + plain["logprobs"][name]
+    assert plain["logprobs"]["top_logprobs"] is None
+
+
+def test_chat_log_probabilities_carry_the_bytes_of_their_tokens(server: Server) -> None:
+    body = {"messages": HELLO, "logprobs": True, "top_logprobs": 3, "seed": 5, "max_tokens": 12}
+    choice = server.post(CHAT, {**body, "logit_bias": {"130": 40, "231": 40}}).json()["choices"][0]
+    content = choice["logprobs"]["content"]
+    shown = b"".join(bytes(entry["bytes"]) for entry in content)
+    assert shown.decode("utf-8", "replace") == choice["message"]["content"]
+    assert "\ufffd" in choice["message"]["content"]  # the bias asks for halves of characters
+    for entry in content:
+        assert len(entry["top_logprobs"]) == 3
+        assert entry["token"] == bytes(entry["bytes"]).decode("utf-8", "replace")
+        values = [each["logprob"] for each in entry["top_logprobs"]]
+        assert values == sorted(values, reverse=True)
+
+
+def test_chat_runs_to_the_end_of_the_context_unless_told(server: Server) -> None:
+    answer = server.post(CHAT, {"messages": HELLO, "ignore_eos": True, "seed": 1}).json()
+    assert answer["usage"]["total_tokens"] == 512
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_content_may_come_in_parts_and_both_token_limits_work(server: Server) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello world"}]}]
+    ask = {"temperature": 0, "ignore_eos": True}
+    one = server.post(CHAT, {**ask, "messages": HELLO, "max_tokens": 4}).json()
+    two = server.post(CHAT, {**ask, "messages": parts, "max_completion_tokens": 4}).json()
+    assert one["choices"] == two["choices"]
+    assert one["usage"]["completion_tokens"] == 4
+
+
+def test_a_limit_beyond_the_window_is_capped(server: Server) -> None:
+    answer = server.complete(prompt="the cat", max_tokens=10**6, ignore_eos=True)
+    assert answer["usage"]["total_tokens"] == 512
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_whole_numbers_written_as_floats_are_whole_numbers(server: Server) -> None:
+    floats = server.complete(prompt="the cat", max_tokens=4.0, n=1.0, seed=7.0, top_k=-1.0)
+    assert floats["choices"] == server.complete(prompt="the cat", max_tokens=4)["choices"]
+
+
+def test_null_is_as_good_as_absent(server: Server) -> None:
+    nothing = dict.fromkeys(
+        ("max_tokens", "n", "stop", "seed", "logit_bias", "logprobs", "stream", "user", "tools")
+    )
+    answer = server.complete(prompt="the cat", suffix=None, best_of=1, **nothing)
+    assert answer["choices"] == server.complete(prompt="the cat")["choices"]
+
+
+def test_what_asks_for_nothing_is_accepted(server: Server) -> None:
+    body = {
+        "messages": HELLO,
+        "max_tokens": 2,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "parallel_tool_calls": True,
+        "modalities": ["text"],
+        "user": "somebody",
+        "service_tier": "auto",
+        "service_class": "batch",
+        "timeout_seconds": 600,
+    }
+    reply = server.post(CHAT, body)
+    assert reply.status == 200, reply.body
+    assert "x-octavo-warning" not in reply.headers
+
+
+def test_unknown_fields_are_named(server: Server) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "mirostat": 2, "grün\r\nx: y": 1}
+    reply = server.post(COMPLETIONS, body)
+    assert reply.status == 200
+    warning = "ignored unknown fields: mirostat, gr\\xfcn\\r\\nx: y"
+    assert reply.headers["x-octavo-warning"] == warning
+    assert "x" not in reply.headers
+
+
+BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {"prompt": None}, "prompt"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": 5}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", 5]}, "prompt[1]"),
+    (COMPLETIONS, {"prompt": [1, "a"]}, "prompt[1]"),
+    (COMPLETIONS, {"prompt": [[1], [512]]}, "prompt[1][0]"),
+    (COMPLETIONS, {"prompt": [-1]}, "prompt[0]"),
+    (COMPLETIONS, {"max_tokens": -1}, "max_tokens"),
+    (COMPLETIONS, {"max_tokens": "5"}, "max_tokens"),
+    (COMPLETIONS, {"max_tokens": 1.5}, "max_tokens"),
+    (COMPLETIONS, {"max_tokens": 10**30}, "max_tokens"),
+    (COMPLETIONS, {"min_tokens": 17}, "min_tokens"),
+    (COMPLETIONS, {"temperature": -0.1}, "temperature"),
+    (COMPLETIONS, {"temperature": "0"}, "temperature"),
+    (COMPLETIONS, {"temperature": 1e300}, "temperature"),
+    (COMPLETIONS, {"top_p": 1.1}, "top_p"),
+    (COMPLETIONS, {"top_p": True}, "top_p"),
+    (COMPLETIONS, {"min_p": -1}, "min_p"),
+    (COMPLETIONS, {"top_k": -2}, "top_k"),
+    (COMPLETIONS, {"presence_penalty": 2.1}, "presence_penalty"),
+    (COMPLETIONS, {"frequency_penalty": -2.1}, "frequency_penalty"),
+    (COMPLETIONS, {"repetition_penalty": 0}, "repetition_penalty"),
+    (COMPLETIONS, {"seed": 2**64}, "seed"),
+    (COMPLETIONS, {"n": 0}, "n"),
+    (COMPLETIONS, {"n": 129}, "n"),
+    (COMPLETIONS, {"n": 128, "prompt": ["a"] * 9}, "n"),
+    (COMPLETIONS, {"logprobs": 65}, "logprobs"),
+    (COMPLETIONS, {"logprobs": True}, "logprobs"),
+    (COMPLETIONS, {"echo": 1}, "echo"),
+    (COMPLETIONS, {"stop": 5}, "stop"),
+    (COMPLETIONS, {"stop": [""]}, "stop"),
+    (COMPLETIONS, {"stop": ["a"] * 65}, "stop"),
+    (COMPLETIONS, {"stop_token_ids": [512]}, "stop_token_ids"),
+    (COMPLETIONS, {"stop_token_ids": ["a"]}, "stop_token_ids"),
+    (COMPLETIONS, {"logit_bias": {"512": 1}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {"a": 1}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {"1": 101}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": []}, "logit_bias"),
+    (COMPLETIONS, {"ignore_eos": "yes"}, "ignore_eos"),
+    (COMPLETIONS, {"stream": "yes"}, "stream"),
+    (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (COMPLETIONS, {"stream": True, "stream_options": 1}, "stream_options"),
+    (
+        COMPLETIONS,
+        {"stream": True, "stream_options": {"include_usage": 1}},
+        "stream_options.include_usage",
+    ),
+    (COMPLETIONS, {"best_of": 2}, "best_of"),
+    (COMPLETIONS, {"suffix": "end"}, "suffix"),
+    (COMPLETIONS, {"user": 5}, "user"),
+    (COMPLETIONS, {"timeout_seconds": 0}, "timeout_seconds"),
+    (COMPLETIONS, {"timeout_seconds": "1"}, "timeout_seconds"),
+    (COMPLETIONS, {"service_class": "urgent"}, "service_class"),
+    (COMPLETIONS, {"model": 5}, "model"),
+    (CHAT, {"messages": None}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "hello"}, "messages"),
+    (CHAT, {"messages": [*HELLO, {"role": "user"}]}, "messages[1]"),
+    (CHAT, {"messages": [{"role": "pirate", "content": "a"}]}, "messages[0]"),
+    (CHAT, {"messages": [*HELLO, {"role": "user", "content": 5}]}, "messages[1].content"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),  # type: ignore[list-item]
+    (CHAT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+    (CHAT, {"logprobs": 2}, "logprobs"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"functions": [{}]}, "functions"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"audio": {"voice": "x"}}, "audio"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"add_generation_prompt": 1}, "add_generation_prompt"),
+    (CHAT, {"chat_template_kwargs": 1}, "chat_template_kwargs"),
+    ("/tokenize", {"prompt": 5}, "prompt"),
+    ("/tokenize", {"prompt": None}, "messages"),
+    ("/tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
+    ("/detokenize", {"tokens": "a"}, "tokens"),
+    ("/detokenize", {"tokens": [1, 512]}, "tokens[1]"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), BAD_FIELDS, ids=lambda value: str(value)[:40])
+def test_a_bad_field_is_named(
+    server: Server, path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    good: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "the cat"}
+    reply = server.post(path, {**good, **fields})
+    assert reply.status == 400, reply.body
+    assert reply.error["type"] == "invalid_request_error"
+    expected = param or "messages[0].content[0]"
+    assert reply.error["param"] == expected
+    assert reply.error["message"].startswith(f"{expected}: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "not JSON"),
+        (b"nonsense", "not JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', "not JSON"),
+        (b'{"prompt": "a", "temperature": Infinity}', "not JSON"),
+        (b'{"prompt": "a", "temperature": 1e400}', "out of range"),
+        (b'{"prompt": "\xff"}', "UTF-8"),
+        (b"[" * 100_000, "too deep"),
+        (b'{"prompt":' * 100_000, "too deep"),
+        (b"[1]", "must be a JSON object, not an array"),
+        (b'"a"', "must be a JSON object, not text"),
+        (b"null", "must be a JSON object, not null"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_no_json_object_is_refused(server: Server, body: bytes, words: str) -> None:
+    reply = server.post(COMPLETIONS, raw=body)
+    assert reply.status == 400
+    assert words in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (rb'{"prompt": "abc\ud800"}', "prompt"),
+        (rb'{"prompt": ["a", "abc\udfff!"]}', "prompt[1]"),
+        (rb'{"prompt": "a", "stop": ["abc\ud83d\ud83d"]}', "stop[0]"),
+        (
+            rb'{"messages": [{"role": "user", "content": "abc\udc00\ud800"}]}',
+            "messages[0].content",
+        ),
+        (rb'{"prompt": "a", "user": "abc\ud800"}', "user"),
+    ],
+)
+def test_half_a_character_is_refused_with_its_place(
+    server: Server, body: bytes, param: str
+) -> None:
+    reply = server.post(COMPLETIONS, raw=body)
+    assert reply.status == 400
+    assert reply.error["param"] == param
+    assert "at character 3" in reply.error["message"]
+
+
+def test_a_whole_pair_of_surrogates_is_a_character(server: Server) -> None:
+    escaped = server.post("/tokenize", raw=rb'{"prompt": "\ud83d\ude00"}').json()
+    assert escaped == server.post("/tokenize", {"prompt": "😀"}).json()
+    assert escaped["count"] == 4
+
+
+def test_another_model_is_not_found(server: Server) -> None:
+    for path in (COMPLETIONS, CHAT):
+        reply = server.post(path, {"model": "gpt-4", "prompt": "a", "messages": HELLO})
+        assert reply.status == 404
+        assert reply.error["code"] == "model_not_found"
+        assert "'tiny'" in reply.error["message"]
+    assert server.complete(model="tiny", prompt="a", max_tokens=1)["model"] == "tiny"
+    assert server.complete(model="tiny.gguf", prompt="a", max_tokens=1)["model"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": "the cat " * 300}, "prompt"),
+        (COMPLETIONS, {"prompt": "the cat " * 500_000}, "prompt"),
+        (COMPLETIONS, {"prompt": [5] * 1_000_000}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", [5] * 513][1:]}, "prompt[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": "the cat " * 500_000}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "the cat " * 300}]}, "messages"),
+    ],
+    ids=["long", "huge", "huge-ids", "long-ids", "huge-chat", "long-chat"],
+)
+def test_a_long_prompt_is_refused_with_both_numbers(
+    server: Server, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = server.post(path, body)
+    assert reply.status == 400
+    assert reply.error["code"] == "context_length_exceeded"
+    assert reply.error["param"] == param
+    numbers = [
+        int(word) for word in reply.error["message"].replace(",", "").split() if word.isdigit()
+    ]
+    assert 512 in numbers
+    assert max(numbers) > 512
+
+
+def test_the_estimate_of_a_huge_prompt_is_near(server: Server) -> None:
+    text = "the cat sat on the mat " * 20_000
+    reply = server.post(COMPLETIONS, {"prompt": text})
+    counted = server.post("/tokenize", {"prompt": text}).json()["count"]
+    words = reply.error["message"].split()
+    assert math.isclose(int(words[words.index("about") + 1]), counted, rel_tol=0.05)
+
+
+def test_a_body_has_a_limit(tiny_path: Path) -> None:
+    with app_on_fake(tiny_path, service_options={"max_body_bytes": 1000}) as small:
+        fits = small.post("/tokenize", {"prompt": "a" * 900})
+        declared = small.post("/tokenize", {"prompt": "a" * 1000})
+        chunked = small.post("/tokenize", raw=iter([b"a" * 600] * 3))  # type: ignore[arg-type]
+        broken = small.post(
+            "/tokenize", raw=b"not chunks", headers={"transfer-encoding": "chunked"}
+        )
+    assert fits.status == 200
+    assert declared.status == chunked.status == 413
+    assert "1000 bytes" in declared.error["message"]
+    assert broken.status == 400
+    assert broken.error["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_only_declared_json_is_read(server: Server, media_type: str) -> None:
+    reply = server.post(COMPLETIONS, {"prompt": "a"}, headers={"content-type": media_type})
+    assert reply.status == 415
+    assert "application/json" in reply.error["message"]
+
+
+def test_routes_that_are_not_there_say_so(server: Server) -> None:
+    assert server.get("/v1/nothing").error["code"] == "unknown_route"
+    assert server.post("/v1/models", {}).error["code"] == "method_not_allowed"
+    wrong = server.get(COMPLETIONS)
+    assert wrong.status == 405
+    assert wrong.headers["allow"] == "POST"
+    assert server.get("/v1/models/nobody").status == 404
+
+
+def test_models_health_and_metrics(server: Server) -> None:
+    (model,) = server.get("/v1/models").json()["data"]
+    assert model["id"] == "tiny"
+    assert model["max_model_len"] == 512
+    assert server.get("/v1/models/tiny").json() == model
+    assert server.get("/health/live").json() == {"status": "live"}
+    assert server.get("/health/ready").json() == {"status": "ready"}
+    before = server.metric("octavo_generated_tokens_total")
+    refused = server.metric("octavo_requests_total", outcome="invalid_request")
+    server.complete(prompt="the cat", max_tokens=3, ignore_eos=True, service_class="batch")
+    server.post(COMPLETIONS, {"prompt": "a", "n": 0})
+    assert server.metric("octavo_generated_tokens_total") == before + 3
+    assert server.metric("octavo_requests_total", outcome="invalid_request") == refused + 1
+    assert server.metric("octavo_generated_tokens_total", service_class="batch") >= 3
+
+
+def test_tokens_and_text_are_each_others_way_back(server: Server, tiny_path: Path) -> None:
+    tokenizer, _ = open_text(tiny_path)
+    for text in ("the cat sat", "<|im_start|>", "Zürich 東京 😀", " ", ""):
+        tokens = server.post("/tokenize", {"prompt": text}).json()
+        assert tokens["count"] == len(tokens["tokens"])
+        assert tokens["max_model_len"] == 512
+        assert server.post("/detokenize", {"tokens": tokens["tokens"]}).json()["prompt"] == text
+        assert not any(tokenizer.is_control(token) for token in tokens["tokens"])
+    chat = server.post("/tokenize", {"messages": HELLO}).json()["tokens"]
+    shown = server.post("/detokenize", {"tokens": chat}).json()["prompt"]
+    assert shown == "<|im_start|>user\nhello world<|im_end|>\n<|im_start|>assistant\n"
+    hidden = server.post("/detokenize", {"tokens": chat, "skip_special_tokens": True}).json()
+    assert hidden["prompt"] == "user\nhello world\nassistant\n"
+
+
+def test_a_cached_prompt_is_counted_and_changes_nothing(server: Server) -> None:
+    prompt = "a prompt of its own " * 12
+    first = server.complete(prompt=prompt, max_tokens=6, logprobs=3)
+    second = server.complete(prompt=prompt, max_tokens=6, logprobs=3)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert json.dumps(first["choices"]) == json.dumps(second["choices"])
