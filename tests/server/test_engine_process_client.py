@@ -30,6 +30,7 @@ from tiny import make_tiny_gguf
 
 Work = Callable[[AsyncEngineClient], Awaitable[None]]
 ANSWERS = range(260, 500)
+ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def run(loop: Loop, tokenizer: Tokenizer, work: Work, **options: object) -> None
 
 
 def endless(client: AsyncEngineClient, text: str = "the cat") -> Prepared:
-    return client.prepare(text, SamplingParams(max_tokens=None, ignore_eos=True))
+    return client.prepare(text, ENDLESS)
 
 
 async def deltas_of(call: AsyncCall) -> list[Delta]:
@@ -165,7 +166,7 @@ def test_a_thousand_calls_opened_and_cancelled_leave_nothing(tokenizer: Tokenize
             calls = []
             for number in range(20):
                 prompt: str | list[int] = long_prompt[number:] if number % 2 else "the old man"
-                calls.append(client.submit(client.prepare(prompt, SamplingParams(max_tokens=64))))
+                calls.append(client.submit(client.prepare(prompt, ENDLESS)))
             if batch % 3 == 0:
                 await anext(calls[0])
             for call in calls:
@@ -173,12 +174,10 @@ def test_a_thousand_calls_opened_and_cancelled_leave_nothing(tokenizer: Tokenize
                 assert (await call.result()).finish_reason is FinishReason.CANCELLED
             await asyncio.sleep(0)
         assert (await neighbour.result()).text == expected
-        await until(
-            lambda: client.stats is not None and client.stats.running + client.stats.waiting == 0
-        )
+        await until(lambda: client.stats is not None and client.stats.cancelled == 1000)
         assert client.stats is not None
+        assert client.stats.running + client.stats.waiting == 0
         assert client.stats.pages_held == 0
-        assert client.stats.cancelled == 1000
         assert client.stats.pages_free + client.stats.pages_cached == 64
         assert client.open_calls == 0
         assert loop.engine.scheduler.audit() == []
