@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine_harness import RecordingModel, Rig, make_request, random_prompt, renamed
+from engine_harness import RecordingModel, Rig, make_request, random_prompt
 from octavo.compute.batch import StepModel
 from octavo.core.request import FinishReason, Request
 
@@ -44,9 +44,10 @@ def alone(
     page_tokens: int = 32,
     max_chunk_tokens: int | None = None,
     token_budget: int = 1024,
+    logits_every: int = 1,
 ) -> Observed:
     """Nobody else; the prompt in chunks of `max_chunk_tokens`, at once if None."""
-    recorder = RecordingModel(model, [target.seed])
+    recorder = RecordingModel(model, [target.seed], every=logits_every)
     rig = Rig(
         recorder,
         pages=pages_for(len(target.prompt) + NEW_TOKENS, page_tokens) + 2,
@@ -61,12 +62,14 @@ def alone(
     assert sum(sizes[:chunks]) == len(target.prompt)
     assert max(sizes[:chunks]) == chunk
     assert sizes[chunks:] == [1] * (NEW_TOKENS - 1)
-    return _observed(rig, recorder, target)
+    return _observed(rig, recorder, target, logits_every)
 
 
-def among_others(model: StepModel, target: Request, rng: random.Random) -> Observed:
+def among_others(
+    model: StepModel, target: Request, rng: random.Random, *, logits_every: int = 1
+) -> Observed:
     """Among more than 16 others of mixed lengths and settings, which come and go."""
-    recorder = RecordingModel(model, [target.seed])
+    recorder = RecordingModel(model, [target.seed], every=logits_every)
     vocabulary_size = model.program.vocabulary_size
     others = [
         make_request(
@@ -91,12 +94,14 @@ def among_others(model: StepModel, target: Request, rng: random.Random) -> Obser
     rig.run(others[14:])
     assert recorder.largest_batch >= 16, "the batch never got large"
     assert all(answer.error is None for answer in rig.answers.values())
-    return _observed(rig, recorder, target)
+    return _observed(rig, recorder, target, logits_every)
 
 
-def with_cached_prefix(model: StepModel, target: Request, *, page_tokens: int = 16) -> Observed:
+def with_cached_prefix(
+    model: StepModel, target: Request, *, page_tokens: int = 16, logits_every: int = 1
+) -> Observed:
     """After another request has left the same prompt in the cache."""
-    recorder = RecordingModel(model, [target.seed])
+    recorder = RecordingModel(model, [target.seed], every=logits_every)
     pages = 2 * pages_for(len(target.prompt) + NEW_TOKENS, page_tokens) + 2
     rig = Rig(recorder, pages=pages, page_tokens=page_tokens, token_budget=1024)
     first = make_request("first", target.prompt, seed=target.seed + 1, max_new_tokens=2)
@@ -104,12 +109,14 @@ def with_cached_prefix(model: StepModel, target: Request, *, page_tokens: int = 
     rig.run([target])
     reusable = (len(target.prompt) - 1) // page_tokens * page_tokens
     assert rig.answers[target.id].cached_tokens == reusable > 0, "nothing came from the cache"
-    return _observed(rig, recorder, target)
+    return _observed(rig, recorder, target, logits_every)
 
 
-def after_preemption(model: StepModel, target: Request, rng: random.Random) -> Observed:
+def after_preemption(
+    model: StepModel, target: Request, rng: random.Random, *, logits_every: int = 1
+) -> Observed:
     """Preempted in the middle of its answer by an older request that needs its pages."""
-    recorder = RecordingModel(model, [target.seed])
+    recorder = RecordingModel(model, [target.seed], every=logits_every)
     page_tokens = _PREEMPTION_PAGE_TOKENS
     elder = make_request(
         "elder",
@@ -125,15 +132,15 @@ def after_preemption(model: StepModel, target: Request, rng: random.Random) -> O
     rig.run([target])
     assert rig.preemptions_of(target.id) > 0, "the target was never preempted"
     assert rig.preemptions_of(elder.id) == 0
-    return _observed(rig, recorder, target)
+    return _observed(rig, recorder, target, logits_every)
 
 
-def _observed(rig: Rig, recorder: RecordingModel, target: Request) -> Observed:
+def _observed(rig: Rig, recorder: RecordingModel, target: Request, logits_every: int) -> Observed:
     answer = rig.answers[target.id]
     assert (answer.finish_reason, answer.error) == (FinishReason.LENGTH, None)
     assert len(answer.token_ids) == len(answer.logprobs) == NEW_TOKENS
     assert rig.scheduler.audit() == []
-    counters = range(NEW_TOKENS)
+    counters = range(0, NEW_TOKENS, logits_every)
     return Observed(
         tuple(recorder.digests[target.seed, counter] for counter in counters),
         tuple(answer.bits()),
@@ -141,18 +148,26 @@ def _observed(rig: Rig, recorder: RecordingModel, target: Request) -> Observed:
 
 
 def check_every_situation(
-    model: StepModel, target: Request, rng: random.Random, *, chunks: Sequence[int]
+    model: StepModel,
+    target: Request,
+    rng: random.Random,
+    *,
+    chunks: Sequence[int],
+    logits_every: int = 1,
 ) -> Observed:
-    """Assert equality in all of them; returns the bits, to compare with another model instance."""
-    expected = alone(model, target)
+    """Assert equality in all of them; returns the bits, to compare with another model instance.
+
+    The bits of every token's log-probabilities are always compared, the whole logits behind every
+    `logits_every`-th.
+    """
+    every = {"logits_every": logits_every}
+    expected = alone(model, target, **every)
     assert len(set(expected.digests)) > 1, "the logits never changed"
     for page_tokens in (16, 64):
-        assert alone(model, target, page_tokens=page_tokens) == expected, f"page {page_tokens}"
+        assert alone(model, target, page_tokens=page_tokens, **every) == expected, page_tokens
     for chunk in chunks:
-        assert alone(model, target, max_chunk_tokens=chunk) == expected, f"chunk {chunk}"
-    assert among_others(model, target, rng) == expected, "among others"
-    assert with_cached_prefix(model, target) == expected, "cached prefix"
-    assert after_preemption(model, target, rng) == expected, "after a preemption"
-    again = renamed(target, "again")
-    assert alone(model, again) == expected, "not repeatable"
+        assert alone(model, target, max_chunk_tokens=chunk, **every) == expected, f"chunk {chunk}"
+    assert among_others(model, target, rng, **every) == expected, "among others"
+    assert with_cached_prefix(model, target, **every) == expected, "cached prefix"
+    assert after_preemption(model, target, rng, **every) == expected, "after a preemption"
     return expected

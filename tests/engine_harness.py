@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,12 +24,14 @@ class RecordingModel:
     """Passes steps through, and keeps a digest of the logits behind every draw.
 
     Digests are kept by (seed, counter), so a request with a seed of its own is recognised in any
-    batch. The step is run twice, which leaves the same cache.
+    batch. The step is run twice, which leaves the same cache; every n-th draw is enough where that
+    takes long.
     """
 
-    def __init__(self, model: StepModel, watched_seeds: Sequence[int]):
+    def __init__(self, model: StepModel, watched_seeds: Sequence[int], *, every: int = 1):
         self._model = model
         self._watched = frozenset(watched_seeds)
+        self._every = every
         self.program = model.program
         self.weight_bytes = model.weight_bytes
         self.digests: dict[tuple[int, int], str] = {}
@@ -48,7 +50,9 @@ class RecordingModel:
 
     def step(self, batch: Batch, draws: Sequence[Draw], scores: Sequence[Score]) -> StepOutput:
         self.steps.append(np.diff(batch.row_starts).tolist())
-        watched = [draw for draw in draws if draw.seed in self._watched]
+        watched = [
+            draw for draw in draws if draw.seed in self._watched and draw.counter % self._every == 0
+        ]
         if watched:
             logits = self._model.logits(batch, [draw.token for draw in watched])
             for draw, row in zip(watched, logits, strict=True):
@@ -184,7 +188,3 @@ def make_request(
 
 def random_prompt(rng: random.Random, length: int, vocabulary_size: int) -> tuple[int, ...]:
     return tuple(rng.randrange(vocabulary_size) for _ in range(length))
-
-
-def renamed(request: Request, name: str) -> Request:
-    return replace(request, id=RequestId(name))

@@ -14,8 +14,8 @@ from octavo.text.tokenizer import Tokenizer
 
 ROWS = 32
 PAGE_TOKENS = 16
-POOL_PAGES = 128
-LONGEST_PROMPT = 200
+POOL_PAGES = 108
+LONGEST_PROMPT = 128
 
 
 def requests_from(tokenizer: Tokenizer, data_dir: Path) -> list[Request]:
@@ -44,7 +44,7 @@ def requests_from(tokenizer: Tokenizer, data_dir: Path) -> list[Request]:
                 f"r{number}",
                 tokenizer.with_bos(ids[:LONGEST_PROMPT]),
                 seed=number,
-                max_new_tokens=80 if is_long else rng.choice((1, 4, 8, 16)),
+                max_new_tokens=64 if is_long else rng.choice((1, 3, 6, 12)),
                 temperature=rng.choice((0.0, 0.8)),
                 stop_ids=() if is_long else sorted(tokenizer.eos_ids),
                 logprobs=None,
