@@ -174,7 +174,13 @@ def test_a_thousand_calls_opened_and_cancelled_leave_nothing(tokenizer: Tokenize
                 assert (await call.result()).finish_reason is FinishReason.CANCELLED
             await asyncio.sleep(0)
         assert (await neighbour.result()).text == expected
-        await until(lambda: client.stats is not None and client.stats.cancelled == 1000)
+        # The neighbour and every one of the thousand, and nothing else, have been there.
+        await until(
+            lambda: (
+                client.stats is not None
+                and (client.stats.cancelled, client.stats.finished) == (1000, 2)
+            )
+        )
         assert client.stats is not None
         assert client.stats.running + client.stats.waiting == 0
         assert client.stats.pages_held == 0
