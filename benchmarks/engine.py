@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -63,7 +64,7 @@ def prompt_ids(llm: LLM, length: int, salt: int) -> list[int]:
     text = f"{salt} is the number of this run. " + "The quick brown fox jumps over the dog. " * (
         length // 8 + 1
     )
-    return llm.tokenizer.encode(text, parse_special=False)[:length]
+    return llm.tokenizer.encode(text, add_special=False, parse_special=False)[:length]
 
 
 def submit(llm: LLM, length: int, salt: int, new_tokens: int) -> Handle:
@@ -106,7 +107,7 @@ def measure(
     for repeat in range(repeats):
         runs.append(run(repeat))
         bar.update(1)
-    rates = sorted(tokens / seconds for tokens, seconds, _, _ in runs)
+    rates = [tokens / seconds for tokens, seconds, _, _ in runs]
     seconds = sum(item[1] for item in runs)
     native_seconds = sum(item[2] for item in runs)
     steps = sum(item[3] for item in runs)
@@ -115,8 +116,8 @@ def measure(
         streams=streams,
         context_tokens=context,
         tokens=runs[0][0],
-        best_tokens_per_second=rates[-1],
-        median_tokens_per_second=rates[len(rates) // 2],
+        best_tokens_per_second=max(rates),
+        median_tokens_per_second=statistics.median(rates),
         outside_native_share=1 - native_seconds / seconds,
         outside_native_microseconds_per_step=(seconds - native_seconds) / max(steps, 1) * 1e6,
     )
