@@ -1,4 +1,4 @@
-"""Streamed pieces joined are the unstreamed text, whatever the script; under a minute."""
+"""Streamed pieces joined are the unstreamed text, whatever the script; about a minute."""
 
 from __future__ import annotations
 
