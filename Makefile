@@ -1,6 +1,6 @@
 # The verbs of the project. `make demo` and `make test` are all a newcomer needs.
 #
-#   make demo    build, fetch the default model and let it answer a question
+#   make demo    build, fetch the default model, serve it and ask it a question over HTTP
 #   make test    run all tests            make check   style, types, import rule
 #   make bench   measure this machine     make docs    list the modules in docs/architecture.md
 #   make clean   remove what make made (fetched models stay)
@@ -38,10 +38,9 @@ help:
 
 demo: $(STAMP)/runtime
 	@$(BIN)/octavo pull $(MODEL) >/dev/null
-	@echo && echo '> $(QUESTION)' && echo
-	@$(BIN)/octavo chat $(MODEL) --temperature 0 --max-tokens 128 -m '$(QUESTION)'
-	@echo
+	@$(BIN)/octavo demo $(MODEL) --question '$(QUESTION)'
 	@echo 'Try next:'
+	@echo '  $(BIN)/octavo serve                                    serve it yourself'
 	@echo '  $(BIN)/octavo chat                                     talk with it'
 	@echo '  $(BIN)/octavo generate -p "Once upon a time" --seed 7  complete a text'
 	@echo '  $(BIN)/octavo chat qwen2.5-coder-0.5b                  a better model (478 MB to fetch)'

@@ -39,6 +39,7 @@ TINY_SETTINGS = (
     "scheduler.max_batch_size=8",
     "scheduler.token_budget=128",
 )
+LONG_SETTINGS = ("memory.kv_bytes=24MB", "scheduler.max_batch_size=12")
 
 
 @dataclass(frozen=True)

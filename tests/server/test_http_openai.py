@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from http_harness import Server, octavo_serve
+from http_harness import LONG_SETTINGS, Server, octavo_serve
 from openai_checks import (
     check_chat,
     check_completions,
@@ -50,30 +50,30 @@ def test_the_asynchronous_client_asks_many_things_at_once(server: Server) -> Non
     assert together == [reply.json()["choices"][0]["text"] for reply in alone]
 
 
-def test_leaving_a_stream_of_the_client_cancels_it(server: Server) -> None:
-    with client_of(server) as client:
+def test_leaving_a_stream_of_the_client_cancels_it(long_server: Server) -> None:
+    with client_of(long_server) as client:
         stream = client.completions.create(
-            model="tiny",
+            model="long",
             prompt="the cat",
-            max_tokens=450,
+            max_tokens=8000,
             stream=True,
             extra_body={"ignore_eos": True},
         )
         next(iter(stream))
         stream.close()
-    server.wait_idle()
+    long_server.wait_idle()
 
 
-def test_errors_of_the_engine_have_their_types(tiny_path: Path) -> None:
-    with octavo_serve(tiny_path) as server, client_of(server) as client:
+def test_errors_of_the_engine_have_their_types(long_path: Path) -> None:
+    with octavo_serve(long_path, settings=LONG_SETTINGS) as server, client_of(server) as client:
         raised: list[BaseException] = []
 
         def ask(stream: bool) -> None:
             try:
                 answer = client.completions.create(
-                    model="tiny",
+                    model="long",
                     prompt="a",
-                    max_tokens=450,
+                    max_tokens=8000,
                     stream=stream,
                     extra_body={"ignore_eos": True},
                 )

@@ -15,12 +15,19 @@ from typing import Any
 
 import pytest
 
-from http_harness import OCTAVO, PATIENCE_SECONDS, TINY_SETTINGS, Server, octavo_serve
+from http_harness import (
+    LONG_SETTINGS,
+    OCTAVO,
+    PATIENCE_SECONDS,
+    TINY_SETTINGS,
+    Server,
+    octavo_serve,
+)
 from octavo.access.http.listen import bind, url_of
 from octavo.core.errors import SettingsError
 
 COMPLETIONS = "/v1/completions"
-LONG: dict[str, Any] = {"prompt": "the cat", "max_tokens": 450, "ignore_eos": True, "stream": True}
+LONG: dict[str, Any] = {"prompt": "the cat", "max_tokens": 1000, "ignore_eos": True, "stream": True}
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> list[threading.Thread]:
@@ -39,8 +46,8 @@ def test_the_table_tells_what_is_served(server: Server) -> None:
     assert {"weights", "workspace", "start-up", "address"} <= table.keys()
 
 
-def test_sigterm_lets_ten_streams_finish(tiny_path: Path) -> None:
-    with octavo_serve(tiny_path) as server:
+def test_sigterm_lets_ten_streams_finish(long_path: Path) -> None:
+    with octavo_serve(long_path, settings=LONG_SETTINGS) as server:
         assert server.process is not None
         bodies: list[Any] = [None] * 10
 
@@ -63,12 +70,12 @@ def test_sigterm_lets_ten_streams_finish(tiny_path: Path) -> None:
         assert all(body[-1]["choices"][0]["finish_reason"] == "length" for body in bodies)
 
 
-def test_the_deadline_of_a_drain_ends_what_is_left(tiny_path: Path) -> None:
-    with octavo_serve(tiny_path, settings=("server.drain_seconds=0",)) as server:
+def test_the_deadline_of_a_drain_ends_what_is_left(long_path: Path) -> None:
+    with octavo_serve(long_path, settings=(*LONG_SETTINGS, "server.drain_seconds=0")) as server:
         assert server.process is not None
         ends: list[bytes] = []
         threads = in_threads(1, lambda _: ends.append(server.post(COMPLETIONS, LONG).body))
-        server.wait_until(lambda: server.metric("octavo_running") == 1)
+        server.wait_until(lambda: server.metric("octavo_open_calls") == 1)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_SECONDS) == 0
         threads[0].join()
@@ -76,8 +83,8 @@ def test_the_deadline_of_a_drain_ends_what_is_left(tiny_path: Path) -> None:
         assert "shutting down" in error["message"]
 
 
-def test_a_second_interrupt_ends_at_once(tiny_path: Path) -> None:
-    with octavo_serve(tiny_path, settings=("server.drain_seconds=600",)) as server:
+def test_a_second_interrupt_ends_at_once(long_path: Path) -> None:
+    with octavo_serve(long_path, settings=(*LONG_SETTINGS, "server.drain_seconds=600")) as server:
         assert server.process is not None
         engine = server.engine_process()
         # Whoever never reads would hold the drain for as long as it may take.
@@ -92,8 +99,8 @@ def test_a_second_interrupt_ends_at_once(tiny_path: Path) -> None:
         server.wait_until(lambda: not Path(f"/proc/{engine}").exists())
 
 
-def test_a_killed_engine_is_told_and_comes_back(tiny_path: Path) -> None:
-    with octavo_serve(tiny_path) as server:
+def test_a_killed_engine_is_told_and_comes_back(long_path: Path) -> None:
+    with octavo_serve(long_path, settings=LONG_SETTINGS) as server:
         bodies: list[bytes] = []
         statuses: list[int] = []
 

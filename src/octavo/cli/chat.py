@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -26,7 +26,8 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.engine.llm import LLM
+    from octavo.cli.remote import RemoteStream
+    from octavo.engine.client import Stream
 
 _PROMPT = "you> "
 
@@ -35,6 +36,7 @@ _PROMPT = "you> "
 @click.argument("model", required=False)
 @click.option("-m", "--message", "messages", multiple=True, help="Say this; repeat for more turns.")
 @click.option("--system", help="System message.")
+@click.option("--url", help="Talk with a running server, e.g. http://127.0.0.1:8000.")
 @sampling_options(max_tokens=1024)
 @click.option("-q", "--quiet", is_flag=True, help="Only the answers, no status lines.")
 @settings_options()
@@ -42,6 +44,7 @@ def command(
     model: str | None,
     messages: tuple[str, ...],
     system: str | None,
+    url: str | None,
     quiet: bool,
     config: str | None,
     assignments: tuple[str, ...],
@@ -51,7 +54,8 @@ def command(
     """Talk with MODEL (default: smollm2-135m).
 
     On a terminal: /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer.
-    Otherwise every line of standard input is a message. With -m the messages are those.
+    Otherwise every line of standard input is a message. With -m the messages are those. With --url
+    the server's model answers; settings then have no effect here and are refused.
     """
     loaded = load(config, assignments, model)
     if explained(loaded, show_settings):
@@ -59,29 +63,50 @@ def command(
     params = sampling_params(**sampling)
     if params.max_tokens == 0:
         raise InvalidRequest("must be at least 1", field="--max-tokens")
-    interactive = not messages and sys.stdin.isatty()
+    if url is not None:
+        if config is not None or assignments:
+            raise click.UsageError("--url goes without --config and --set: the server has its own")
+        from octavo.cli.remote import RemoteModel
+
+        remote = RemoteModel(url, model)
+        converse(Conversation(remote, params, system=system, quiet=quiet), messages)
+        return
     with opened(loaded.settings, quiet=quiet) as llm:
         llm.assembly.template()  # a model without one is refused before anybody types
-        conversation = Conversation(llm, params, system=system, quiet=quiet)
-        if interactive:
-            conversation.talk()
-        else:
-            for message in messages or _lines():
-                with interrupts_noticed() as interrupts:
-                    ended = conversation.say(message, interrupts)
-                if ended is FinishReason.CANCELLED:
-                    raise KeyboardInterrupt
+        converse(Conversation(llm, params, system=system, quiet=quiet), messages)
+
+
+def converse(conversation: Conversation, messages: tuple[str, ...]) -> None:
+    """Take turns from the command line, else from the terminal, else line by line."""
+    if not messages and sys.stdin.isatty():
+        conversation.talk()
+        return
+    for message in messages or _lines():
+        with interrupts_noticed() as interrupts:
+            ended = conversation.say(message, interrupts)
+        if ended is FinishReason.CANCELLED:
+            raise KeyboardInterrupt
+
+
+class Talker(Protocol):
+    """What answers: `LLM` in this process, or `RemoteModel`."""
+
+    def chat_stream(
+        self, messages: Sequence[dict[str, object]], params: SamplingParams
+    ) -> Stream | RemoteStream: ...
 
 
 class Conversation:
     """The turns so far and the model that continues them."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, *, system: str | None, quiet: bool):
-        self._llm = llm
+    def __init__(self, talker: Talker, params: SamplingParams, *, system: str | None, quiet: bool):
+        self._talker = talker
         self._params = params
         self._quiet = quiet
-        self._start = [{"role": "system", "content": system}] if system is not None else []
-        self._turns: list[dict[str, str]] = list(self._start)
+        self._start: list[dict[str, object]] = (
+            [{"role": "system", "content": system}] if system is not None else []
+        )
+        self._turns: list[dict[str, object]] = list(self._start)
 
     def talk(self) -> None:
         """Read turns from the terminal until it ends."""
@@ -126,9 +151,9 @@ class Conversation:
             EngineError: the model failed.
         """
         interrupts.forget()
-        turns = [*self._turns, {"role": "user", "content": message}]
+        turns: list[dict[str, object]] = [*self._turns, {"role": "user", "content": message}]
         shown: list[str] = []
-        with self._llm.chat_stream(turns, self._params) as stream:
+        with self._talker.chat_stream(turns, self._params) as stream:
             for delta in stream:
                 write(delta.text)
                 shown.append(delta.text)

@@ -15,6 +15,7 @@ from octavo.core.errors import OctavoError
 
 VERBS = {
     "chat": "Talk with a model, one turn after the other.",
+    "demo": "Start a server, ask it a question over HTTP.",
     "generate": "Complete a prompt.",
     "perplexity": "Measure how well a model predicts a text.",
     "pull": "Fetch a model by name, once.",

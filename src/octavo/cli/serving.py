@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.settings import Settings
@@ -25,6 +26,7 @@ EXIT_DRAINED = 0
 EXIT_INTERRUPTED = 130
 _POLL_SECONDS = 0.02
 _FLUSH_SECONDS = 1
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,17 @@ class Serving:
         """Serve until a signal; returns the exit status.
 
         SIGTERM or SIGINT drains: no new work, running answers finish within
-        `server.drain_seconds`. A second SIGINT ends at once.
+        `server.drain_seconds`. A second SIGINT ends at once. Both are ignored afterwards, as the
+        process is about to end.
 
         Raises:
             OctavoError: the engine cannot start, or was given up.
         """
-        return asyncio.run(self._run())
+        try:
+            return asyncio.run(self._run())
+        finally:
+            for number in _ENDING_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
 
     async def _run(self) -> int:
         signals = _Signals()
@@ -123,30 +130,44 @@ class Serving:
         listening: asyncio.Future[None],
         signals: _Signals,
     ) -> int:
-        """Finish what is there, as far as the deadline and a second SIGINT allow."""
+        """Finish what is there, as far as the deadline and a second SIGINT allow.
+
+        The engine is told last: what has been handed to it and not yet read would be refused.
+        """
         service.draining = True
         deadline = time.monotonic() + self.settings.server.drain_seconds
-        # The engine gets a little longer than the calls, which are told before it is killed.
-        engine = asyncio.ensure_future(
-            supervisor.drain(self.settings.server.drain_seconds + _FLUSH_SECONDS)
-        )
         force = asyncio.ensure_future(signals.force.wait())
+        ending = asyncio.ensure_future(self._finish(supervisor, service, http, listening, deadline))
+        waits: tuple[asyncio.Future[Any], ...] = (ending, force)
         try:
-            while service.client.open_calls and time.monotonic() < deadline and not force.done():
-                await asyncio.sleep(_POLL_SECONDS)
-            await service.client.close()
-            left_seconds = max(int(deadline - time.monotonic()), _FLUSH_SECONDS)
-            http.config.timeout_graceful_shutdown = 0 if force.done() else left_seconds
-            http.force_exit = force.done()
-            http.end()
-            waits: tuple[asyncio.Future[Any], ...] = (asyncio.gather(engine, listening), force)
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return EXIT_INTERRUPTED if force.done() else EXIT_DRAINED
+            if force.done():
+                http.force_exit = True
+                return EXIT_INTERRUPTED
+            ending.result()
+            return EXIT_DRAINED
         finally:
-            http.force_exit = http.force_exit or force.done()
-            for task in (engine, force):
+            for task in waits:
                 task.cancel()
-            await asyncio.gather(engine, force, return_exceptions=True)
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _finish(
+        self,
+        supervisor: Supervisor,
+        service: Service,
+        http: HttpServer,
+        listening: asyncio.Future[None],
+        deadline: float,
+    ) -> None:
+        """Wait for calls, then for readers, then for the engine."""
+        while service.client.open_calls and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+        await service.client.close()
+        left_seconds = max(int(deadline - time.monotonic()), _FLUSH_SECONDS)
+        http.config.timeout_graceful_shutdown = left_seconds
+        http.end()
+        await asyncio.shield(listening)
+        await supervisor.drain(_FLUSH_SECONDS)
 
     def _open_service(self, address: str) -> Service:
         # Late and in a thread, so that it happens while the engine loads.
@@ -166,21 +187,27 @@ class Serving:
 
 
 class _Signals:
-    """`stop` is set by the first SIGTERM or SIGINT, `force` by the second SIGINT."""
+    """`stop` is set by the first SIGTERM or SIGINT, `force` by the second SIGINT.
+
+    Not asyncio's own handlers, because those are gone before the process is: a signal that comes
+    late must not turn a clean end into a kill.
+    """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.force = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.stop.set)
-        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        self._loop = asyncio.get_running_loop()
         self._interrupted = False
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, self._notice)
 
-    def _interrupt(self) -> None:
-        if self._interrupted:
-            self.force.set()
-        self._interrupted = True
-        self.stop.set()
+    def _notice(self, number: int, frame: FrameType | None) -> None:
+        if self._loop.is_closed():
+            return
+        if number == signal.SIGINT and self._interrupted:
+            self._loop.call_soon_threadsafe(self.force.set)
+        self._interrupted = self._interrupted or number == signal.SIGINT
+        self._loop.call_soon_threadsafe(self.stop.set)
 
 
 def open_text(path: Path) -> tuple[Tokenizer, ChatTemplate]:
