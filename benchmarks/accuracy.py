@@ -62,13 +62,9 @@ def open_numpy(path: Path) -> ReferenceModel:
 def measure(name: str, data: Path, numpy_tokens: int, scalar_tokens: int) -> Iterator[Row]:
     """All rows of one model; the scalar tier, which is slow, on the default model only."""
     path = pull(name, folder=models_dir())
-    texts = {
-        "english": oracles.windows(path, oracles.english(data), 2),
-        "chinese": oracles.windows(path, oracles.chinese(data), 1),
-    }
-    oracle = oracles.consult(path, texts)
+    oracle = oracles.consult(path, oracles.sample_texts(path, data))
     models: dict[str, StepModel] = {mode: open_cpu(path, mode) for mode in MODES}
-    for text in texts:
+    for text in oracle.texts:
         for mode, found in oracles.compare(oracle, models, text).items():
             yield Row(name, "cpu", mode, text, **asdict(found))
     for model in models.values():

@@ -1,4 +1,4 @@
-"""Agreement with transformers on real text, all three models; about six minutes on two cores.
+"""Agreement with transformers on real text, all three models; about eight minutes on two cores.
 
 `benchmarks/accuracy.py` prints the same figures as a table.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from oracle import Agreement, Oracle, chinese, compare, consult, english, windows
+from oracle import Agreement, Oracle, compare, consult, sample_texts
 
 from octavo.compute.batch import StepModel
 from octavo.compute.kernels.cpu.model import CpuModel
@@ -43,11 +43,7 @@ def path(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def oracle(path: Path, data_dir: Path) -> Oracle:
-    texts = {
-        "english": windows(path, english(data_dir), 2),
-        "chinese": windows(path, chinese(data_dir), 1),
-    }
-    return consult(path, texts)
+    return consult(path, sample_texts(path, data_dir))
 
 
 @pytest.fixture(scope="module")
