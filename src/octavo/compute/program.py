@@ -138,16 +138,7 @@ class Logits:
 
 
 Operator = (
-    Embedding
-    | RmsNorm
-    | Linear
-    | Rope
-    | KvWrite
-    | Attention
-    | SiluMul
-    | GeluMul
-    | Add
-    | Logits
+    Embedding | RmsNorm | Linear | Rope | KvWrite | Attention | SiluMul | GeluMul | Add | Logits
 )
 
 
