@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import re
 import sys
 import time
@@ -56,7 +57,9 @@ def busy(url: str) -> float:
 
 
 async def leave_early(host: str, port: int, number: int) -> bytes:
-    """One stream: read until its first comment or, every third, its first token; then hang up."""
+    """One stream: hang up after its first token (one in eight), or up to 0.2 s after its first
+    comment, which is in the queue or the middle of its prompt."""
+    waits_for_token = number % 8 == 1
     prompt = [5 + number % 97] * (600 if number % 4 == 0 else 8)
     body = json.dumps({"prompt": prompt, "max_tokens": 256, "ignore_eos": True, "stream": True})
     reader, writer = await asyncio.open_connection(host, port)
@@ -66,12 +69,14 @@ async def leave_early(host: str, port: int, number: int) -> bytes:
             f"content-length: {len(body)}\r\n\r\n{body}".encode()
         )
         seen = b""
-        wanted = b"data: " if number % 3 == 0 else b": ping"
+        wanted = b"data: " if waits_for_token else b": ping"
         while wanted not in seen:
             part = await reader.read(65536)
             if not part:
                 break
             seen += part
+        if not waits_for_token:
+            await asyncio.sleep(random.Random(number).uniform(0.0, 0.2))
         return seen
     finally:
         writer.transport.abort()
