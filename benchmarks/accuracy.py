@@ -28,7 +28,7 @@ from octavo.core.gguf import GgufFile
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # The oracle belongs to the tests, which hold the same figures to their bounds.
-sys.path.insert(0, str(REPOSITORY / "tests" / "model"))
+sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import oracle as oracles  # noqa: E402
 
