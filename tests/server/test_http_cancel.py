@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,5 @@ def resident_bytes(process: int) -> int:
 def test_the_engine_works_on_when_every_client_has_left(server: Server) -> None:
     for connection in [server.open(COMPLETIONS, {"prompt": "a", **LONG}) for _ in range(20)]:
         connection.close()
-    started = time.monotonic()
     server.wait_idle()
     assert server.complete(prompt="the cat", max_tokens=3)["usage"]["prompt_tokens"] > 0
-    assert time.monotonic() > started

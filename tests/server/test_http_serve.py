@@ -27,7 +27,7 @@ from octavo.access.http.listen import bind, url_of
 from octavo.core.errors import SettingsError
 
 COMPLETIONS = "/v1/completions"
-LONG: dict[str, Any] = {"prompt": "the cat", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+LONG: dict[str, Any] = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> list[threading.Thread]:
@@ -74,7 +74,8 @@ def test_the_deadline_of_a_drain_ends_what_is_left(long_path: Path) -> None:
     with octavo_serve(long_path, settings=(*LONG_SETTINGS, "server.drain_seconds=0")) as server:
         assert server.process is not None
         ends: list[bytes] = []
-        threads = in_threads(1, lambda _: ends.append(server.post(COMPLETIONS, LONG).body))
+        endless = {**LONG, "max_tokens": 8000}
+        threads = in_threads(1, lambda _: ends.append(server.post(COMPLETIONS, endless).body))
         server.wait_until(lambda: server.metric("octavo_open_calls") == 1)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_SECONDS) == 0
@@ -88,7 +89,7 @@ def test_a_second_interrupt_ends_at_once(long_path: Path) -> None:
         assert server.process is not None
         engine = server.engine_process()
         # Whoever never reads would hold the drain for as long as it may take.
-        with server.open(COMPLETIONS, {**LONG, "n": 8, "logprobs": 20}):
+        with server.open(COMPLETIONS, {**LONG, "max_tokens": 8000, "n": 8, "logprobs": 20}):
             server.wait_until(lambda: server.metric("octavo_open_calls") == 1)
             os.kill(engine, signal.SIGSTOP)
             server.process.send_signal(signal.SIGINT)
@@ -105,7 +106,9 @@ def test_a_killed_engine_is_told_and_comes_back(long_path: Path) -> None:
         statuses: list[int] = []
 
         def ask(number: int) -> None:
-            reply = server.post(COMPLETIONS, {**LONG, "stream": number % 2 == 0})
+            reply = server.post(
+                COMPLETIONS, {**LONG, "max_tokens": 8000, "stream": number % 2 == 0}
+            )
             statuses.append(reply.status)
             bodies.append(reply.body)
 
