@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.core import catalog
+from octavo.core import catalog, download
 from octavo.core.catalog import KNOWN_MODELS, models_dir, pull, resolve_model
 from octavo.core.errors import DownloadError, ModelNotFound
 
@@ -17,7 +17,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise DownloadError("the network was used")
 
-    monkeypatch.setattr(catalog, "assemble", refuse)
+    monkeypatch.setattr(download, "assemble", refuse)
 
 
 @pytest.fixture

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from octavo import __version__
+from octavo.cli import generate
 from octavo.cli import main as cli
 from octavo.core.catalog import KNOWN_MODELS
 from octavo.core.settings import SETTING_KINDS
 
-HEAVY_MODULES = ("numpy", "tokenizers", "yaml", "tqdm", "minijinja", "octavo.engine")
+HEAVY_MODULES = ("numpy", "tokenizers", "yaml", "tqdm", "minijinja", "urllib", "octavo.engine")
+MAIN = "from octavo.cli.main import main; main()"
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +140,56 @@ def test_damaged_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path:
     assert status == 1
     assert err.startswith("octavo: ")
     assert err.count("\n") == 1
+
+
+def test_endless_text_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "MAX_TEXT_BYTES", 1 << 20)
+    for arguments in (("generate", "--file", "/dev/zero"), ("perplexity", "x", "/dev/zero")):
+        status, _, err = outcome(capsys, *arguments)
+        assert status == 1
+        assert "/dev/zero: is longer than 1 MiB" in err
+    with Path("/dev/zero").open() as zeros:
+        monkeypatch.setattr(sys, "stdin", zeros)
+        status, _, err = outcome(capsys, "generate")
+    assert status == 1
+    assert "standard input: is longer than 1 MiB" in err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_the_null_device(closed: str) -> None:
+    program = shlex.join([sys.executable, "-c", MAIN, "pull", "--list"])
+    script = f"{program} {closed}; echo status $?"
+    result = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.stdout.endswith("status 0\n")
+    assert ("smollm2-135m" in result.stdout) == (">&-" not in closed.replace("2>&-", ""))
+    assert result.stderr == ""
+
+
+def test_closed_input_is_empty(tmp_path: Path) -> None:
+    script = shlex.join([sys.executable, "-c", MAIN, "generate", str(tmp_path)]) + " <&-"
+    result = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"octavo: model: no .gguf file in {tmp_path}")
+
+
+def test_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", MAIN, "settings"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert result.returncode == 1
+    assert result.stderr == ("octavo: input or output failed: [Errno 28] No space left on device\n")
 
 
 def test_pull_lists_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from octavo.core import download
-from octavo.core.download import ModelPart, assemble
+from octavo.core.download import assemble
 from octavo.core.errors import DownloadError
+from octavo.core.model_part import ModelPart
 
 
 @dataclass

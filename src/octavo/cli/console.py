@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.core.download import Progress
+from octavo.core.model_part import Progress
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -31,9 +31,26 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def quiet_broken_pipe() -> None:
-    """The reader left (`| head`): keep the interpreter from complaining when it exits."""
+def quiet_output() -> None:
+    """Output is lost (`| head`, a full disk): keep the interpreter from complaining at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def ensure_standard_streams() -> None:
+    """Open the null device where the caller closed a standard stream (`<&-`, cron, some daemons).
+
+    Otherwise Python has no stream there, and the next file opened takes its number, so that what
+    others print ends in it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It gets the lowest free number, which is this one: those below are open by now.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            mode = "r" if number == 0 else "w"
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -24,6 +24,9 @@ from octavo.core.sampling import SamplingParams
 if TYPE_CHECKING:
     from octavo.engine.llm import LLM
     from octavo.engine.outputs import RequestOutput
+
+MAX_TEXT_BYTES = 64 << 20
+"""More than any context holds; its ids take some 100 bytes each while a text is cut into them."""
 
 
 @click.command("generate")
@@ -88,7 +91,7 @@ def _prompt(prompt: str | None, prompt_file: str | None) -> str:
     if prompt_file is None:
         if sys.stdin.isatty():
             raise click.UsageError("no prompt: use -p, --file or standard input")
-        return decode(sys.stdin.buffer.read(), "standard input")
+        return read_stream(sys.stdin.buffer, "standard input")
     return read_text(prompt_file)
 
 
@@ -96,13 +99,24 @@ def read_text(path: str) -> str:
     """A UTF-8 file.
 
     Raises:
-        InvalidRequest: it cannot be read or is not UTF-8.
+        InvalidRequest: it cannot be read, is too long or is not UTF-8.
     """
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"cannot be read: {error.strerror}", field=path) from error
-    return decode(data, path)
+        with Path(path).open("rb") as file:
+            return read_stream(file, path)
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidRequest(f"cannot be read: {reason}", field=path) from error
+
+
+def read_stream(stream: BinaryIO, source: str) -> str:
+    """UTF-8 text up to the end of a stream, which must come within `MAX_TEXT_BYTES`."""
+    data = stream.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise InvalidRequest(
+            f"is longer than {MAX_TEXT_BYTES >> 20} MiB", field=source, remedy="give a part of it"
+        )
+    return decode(data, source)
 
 
 def decode(data: bytes, source: str) -> str:

@@ -10,7 +10,7 @@ import traceback
 import click
 
 from octavo import __version__
-from octavo.cli.console import quiet_broken_pipe
+from octavo.cli.console import ensure_standard_streams, quiet_output
 from octavo.core.errors import OctavoError
 
 VERBS = {
@@ -62,6 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     0 success, 1 an error of the model or the machine, 2 wrong usage, 130 interrupted.
     """
+    ensure_standard_streams()
     sys.exit(run(arguments))
 
 
@@ -82,10 +83,15 @@ def run(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        quiet_broken_pipe()
+        quiet_output()
         return EXIT_INTERRUPTED
     except OctavoError as error:
         _show(str(error))
+        return EXIT_ERROR
+    except OSError as error:
+        # Whoever opens a file speaks of it; what is left is output: onto a full disk, say.
+        quiet_output()
+        _show(f"input or output failed: {error}")
         return EXIT_ERROR
     except MemoryError:
         _show("out of memory (use a smaller model, or lower memory.kv_bytes)")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.core.download import ModelPart, Progress, assemble, silent
 from octavo.core.errors import ModelNotFound
+from octavo.core.model_part import ModelPart, Progress, silent
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -196,6 +196,9 @@ def pull(name: str, *, progress: Progress = silent, folder: Path | None = None) 
     cached = cached_path(model, folder)
     if cached is not None:
         return cached
+    # Late, so that whoever only opens files does without the network code.
+    from octavo.core.download import assemble
+
     target = (folder or models_dir()) / model.file_name
     assemble(model.name, model.parts, target, sha256=model.sha256, progress=progress)
     return target

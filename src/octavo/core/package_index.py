@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from octavo.core.download import ModelPart
 from octavo.core.errors import DownloadError
+from octavo.core.model_part import ModelPart
 
 _RESOLVE_TIMEOUT_SECONDS = 180
 _DOWNLOAD_TIMEOUT_SECONDS = 3600

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 from octavo.core.errors import InvalidRequest
+from octavo.core.shown import shown
 
 MAX_LOGPROBS = 64
 MAX_N = 128
@@ -100,31 +101,23 @@ def as_integer(value: object, name: str, low: int, high: int) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"must be an integer, not {_shown(value)}", field=name)
+        raise InvalidRequest(f"must be an integer, not {shown(value)}", field=name)
     if not low <= value <= high:
-        raise InvalidRequest(f"must be from {low} to {high}, not {_shown(value)}", field=name)
+        raise InvalidRequest(f"must be from {low} to {high}, not {shown(value)}", field=name)
     return value
 
 
 def as_number(value: object, name: str, low: float, high: float) -> float:
     """A finite number in [low, high]; bools and NaN are refused."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidRequest(f"must be a number, not {_shown(value)}", field=name)
+        raise InvalidRequest(f"must be a number, not {shown(value)}", field=name)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if math.isnan(number) or not low <= number <= high:
-        raise InvalidRequest(f"must be from {low:g} to {high:g}, not {_shown(value)}", field=name)
+        raise InvalidRequest(f"must be from {low:g} to {high:g}, not {shown(value)}", field=name)
     return number
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # integers beyond the digits limit of the interpreter
-        return "a huge number"
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _number(low: float, high: float) -> _Check:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.core.errors import SettingsError
+from octavo.core.shown import shown
 from octavo.core.units import format_bytes, parse_bytes, parse_tokens
 
 PAGE_SIZES_TOKENS = (16, 32, 64, 128, 256)
@@ -75,7 +76,7 @@ def _integer(low: int, high: int, *, none: str | None = None) -> Parser:
         if isinstance(text, bool) or not isinstance(text, int) or not low <= text <= high:
             words = f" or {none}" if none else ""
             raise SettingsError(
-                f"must be a whole number from {low} to {high}{words}, not {_shown(value)}",
+                f"must be a whole number from {low} to {high}{words}, not {shown(value)}",
                 field=name,
             )
         return text
@@ -87,14 +88,14 @@ def _choice(*choices: str) -> Parser:
     def parse(value: object, name: str) -> str:
         if isinstance(value, str) and value.strip() in choices:
             return value.strip()
-        raise SettingsError(f"must be one of {', '.join(choices)}, not {_shown(value)}", field=name)
+        raise SettingsError(f"must be one of {', '.join(choices)}, not {shown(value)}", field=name)
 
     return parse
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise SettingsError(f"must be a name or a path, not {_shown(value)}", field=name)
+        raise SettingsError(f"must be a name or a path, not {shown(value)}", field=name)
     return value.strip()
 
 
@@ -119,11 +120,6 @@ def _bytes_or_auto(value: object, name: str) -> int | None:
     if value is None or (isinstance(value, str) and value.strip() == "auto"):
         return None
     return parse_bytes(value, name)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 @dataclass(frozen=True, slots=True)

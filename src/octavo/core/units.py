@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from octavo.core.errors import SettingsError
+from octavo.core.shown import shown
 
 _BYTES_PER_UNIT = {
     "b": 1,
@@ -65,5 +66,6 @@ def _split(value: object, field: str, *, example: str) -> tuple[float | int, str
 
 
 def _wrong(value: object, field: str, problem: str, *, example: str) -> SettingsError:
-    shown = repr(value)[:60]
-    return SettingsError(f"{shown}: {problem}", field=field, remedy=f"write for example {example}")
+    return SettingsError(
+        f"{shown(value)}: {problem}", field=field, remedy=f"write for example {example}"
+    )
