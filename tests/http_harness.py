@@ -125,7 +125,7 @@ class Server:
         data = json.dumps(body).encode()
         connection = socket.create_connection(self.address, timeout=PATIENCE_SECONDS)
         connection.sendall(
-            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b" % (path.encode(), len(data), data)
         )
         return connection
@@ -208,6 +208,7 @@ def app_on_fake(
     model: FakeModel | None = None,
     *,
     max_connections: int = 1000,
+    allowed_hosts: tuple[str, ...] = (),
     service_options: dict[str, Any] | None = None,
     **loop_options: Any,
 ) -> Iterator[Server]:
@@ -226,7 +227,9 @@ def app_on_fake(
             await client.wait_ready(PATIENCE_SECONDS)
             options = {"max_body_bytes": 1 << 20, **(service_options or {})}
             service = Service(client, template, ("fake",), metrics=metrics, **options)
-            http_server = HttpServer(create_app(service), max_connections=max_connections)
+            http_server = HttpServer(
+                create_app(service), max_connections=max_connections, allowed_hosts=allowed_hosts
+            )
             serving = asyncio.create_task(http_server.serve(sockets=[listener]))
             started.set()
             await ended.wait()

@@ -127,6 +127,18 @@ def test_a_killed_engine_is_told_and_comes_back(long_path: Path) -> None:
         assert server.metric("octavo_engine_restarts_total") == 1
 
 
+def test_a_silent_engine_is_not_ready_and_then_started_again(tiny_path: Path) -> None:
+    settings = ("server.ready_seconds=1", "server.stuck_seconds=4")
+    with octavo_serve(tiny_path, settings=settings) as server:
+        os.kill(server.engine_process(), signal.SIGSTOP)
+        server.wait_until(lambda: server.get("/health/ready").status == 503)
+        assert "has not answered" in server.get("/health/ready").error["message"]
+        server.wait_until(lambda: server.metric("octavo_engine_restarts_total") == 1)
+        server.wait_until(lambda: server.get("/health/ready").status == 200)
+        assert server.complete(prompt="the cat", max_tokens=2)["choices"]
+    assert "did not answer for 4 s" in "".join(server.log)
+
+
 def serve(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*OCTAVO, "serve", *options],

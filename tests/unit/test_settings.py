@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import SettingsError
-from octavo.core.settings import PAGE_SIZES_TOKENS, SETTING_KINDS, BlockSize, Settings, page_tokens
+from octavo.core.settings import (
+    PAGE_SIZES_TOKENS,
+    SETTING_KINDS,
+    BlockSize,
+    HostNames,
+    Settings,
+    page_tokens,
+)
 from octavo.core.settings_load import LoadedSettings, explain, load_settings, show_value
 from octavo.core.units import format_bytes, parse_bytes
 
@@ -81,6 +88,8 @@ def test_every_setting_can_be_written_as_it_is_shown() -> None:
         ("compute.threads", " 4 ", 4),
         ("scheduler.max_chunk_tokens", "auto", None),
         ("compute.activations", "int8x2", "int8x2"),
+        ("server.allowed_hosts", "none", HostNames()),
+        ("server.allowed_hosts", "a.example, b", HostNames(("a.example", "b"))),
     ],
 )
 def test_values_with_units(key: str, text: str, value: object) -> None:
@@ -104,6 +113,9 @@ def test_values_with_units(key: str, text: str, value: object) -> None:
         ("scheduler.token_budget", "9" * 30, "whole number from 16 to 65536"),
         ("compute.backend", "gpu", "one of cpu, reference"),
         ("model", " ", "name or a path"),
+        ("server.allowed_hosts", "a,,b", "names without scheme and port, not ''"),
+        ("server.allowed_hosts", "http://a", "without scheme"),
+        ("server.allowed_hosts", "a:80", "without scheme"),
     ],
 )
 def test_wrong_values_name_the_setting_and_the_source(key: str, text: str, problem: str) -> None:

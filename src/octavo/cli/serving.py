@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.settings import Settings
-from octavo.engine.supervisor import Supervisor
+from octavo.engine.supervisor import RestartPolicy, Supervisor
 
 if TYPE_CHECKING:
     from octavo.access.http.server import HttpServer
@@ -66,6 +66,7 @@ class Serving:
             self.path,
             self.settings,
             model_name=self.model_names[0],
+            policy=RestartPolicy(stuck_seconds=self.settings.server.stuck_seconds),
             on_restart=lambda: restarted[0]() if restarted else None,
         )
         engine = asyncio.ensure_future(supervisor.start())
@@ -178,7 +179,12 @@ class Serving:
         tokenizer, template = open_text(self.path)
         metrics = ServingMetrics(self.model_names[0])
         return Service(
-            client=AsyncEngineClient(address, tokenizer, observer=metrics),
+            client=AsyncEngineClient(
+                address,
+                tokenizer,
+                ready_seconds=self.settings.server.ready_seconds,
+                observer=metrics,
+            ),
             template=template,
             model_names=self.model_names,
             max_body_bytes=self.settings.server.max_body_bytes,
@@ -232,4 +238,8 @@ def _http_server(service: Service, settings: Settings) -> HttpServer:
     from octavo.access.http.app import create_app
     from octavo.access.http.server import HttpServer
 
-    return HttpServer(create_app(service), max_connections=settings.server.max_connections)
+    return HttpServer(
+        create_app(service),
+        max_connections=settings.server.max_connections,
+        allowed_hosts=settings.server.allowed_hosts.names,
+    )

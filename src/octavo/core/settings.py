@@ -34,6 +34,16 @@ class BlockSize:
 _AUTO = BlockSize()
 
 
+@dataclass(frozen=True, slots=True)
+class HostNames:
+    """Names that a Host header may have."""
+
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return ",".join(self.names) or "none"
+
+
 def page_tokens(block_size: BlockSize, bytes_per_token_per_layer: int) -> int:
     """Tokens of a page: a size in bytes is rounded down to one that the kernels take.
 
@@ -97,6 +107,23 @@ def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise SettingsError(f"must be a name or a path, not {shown(value)}", field=name)
     return value.strip()
+
+
+def _host_names(value: object, name: str) -> HostNames:
+    """A list of names, or a text with commas between them; the word `none` stands for no name."""
+    if isinstance(value, HostNames):
+        return value
+    if value is None or (isinstance(value, str) and value.strip() == "none"):
+        return HostNames()
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)):
+        raise SettingsError(f"must be a list of names, not {shown(value)}", field=name)
+    for each in names:
+        if not isinstance(each, str) or not each.strip() or set(each.strip()) & set("/: \t"):
+            raise SettingsError(
+                f"must hold names without scheme and port, not {shown(each)}", field=name
+            )
+    return HostNames(tuple(each.strip() for each in names))
 
 
 def _block_size(value: object, name: str) -> BlockSize:
@@ -186,6 +213,18 @@ class ServerSettings:
     max_body_bytes: int = _setting(32 << 20, parse_bytes, "bytes", "longest body of a request")
     max_connections: int = _setting(
         4096, _integer(1, 1_000_000), "connections", "most connections at the same time"
+    )
+    allowed_hosts: HostNames = _setting(  # noqa: RUF009 - it returns a dataclass field
+        HostNames(),
+        _host_names,
+        "names",
+        "names that requests may be addressed to, besides loopback ones",
+    )
+    ready_seconds: int = _setting(
+        30, _integer(1, 86_400), "seconds", "silence of the engine that makes the server not ready"
+    )
+    stuck_seconds: int = _setting(
+        300, _integer(2, 86_400), "seconds", "silence of the engine after which it is started again"
     )
     drain_seconds: int = _setting(
         30, _integer(0, 86_400), "seconds", "time for running answers when the server is to end"

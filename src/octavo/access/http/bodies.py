@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from octavo.text.checks import check_text
 
 MAX_SHOWN = 200
 _HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_NO_NUMBER = re.compile(rb"NaN|Infinity|\d[eE]\+?\d{2}|\d{300}")
 
 
 async def read_object(request: Request, service: Service) -> dict[str, Any]:
@@ -35,6 +37,13 @@ async def read_object(request: Request, service: Service) -> dict[str, Any]:
             f"the body is declared as {media_type[:MAX_SHOWN] or 'nothing'}"
             " (send the header Content-Type: application/json)",
             code="unsupported_media_type",
+        )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(
+            415,
+            f"the body is declared as {encoding[:MAX_SHOWN]} (send it as it is)",
+            code="unsupported_encoding",
         )
     body = await _read(request, service)
     tree = await service.run(len(body) // 8, decode, body)
@@ -54,35 +63,40 @@ def decode(body: bytes) -> object:
     except RecursionError:
         raise invalid("the body nests too deep", code="invalid_json") from None
     except (msgspec.MsgspecError, ValueError) as error:
-        if _HALF_ESCAPE.search(body):
-            _refuse_half_characters(body)
+        _refuse_field_at_fault(body)
         raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
 
 
-def _refuse_half_characters(body: bytes) -> None:
-    """Name the field with half of a surrogate pair, if that is all that is wrong."""
+def _refuse_field_at_fault(body: bytes) -> None:
+    """Name the field with half of a surrogate pair, or with a number that is none.
+
+    Python's own parser takes both, and NaN and Infinity as other programs write them.
+    """
+    if not _HALF_ESCAPE.search(body) and not _NO_NUMBER.search(body):
+        return
     try:
-        tree = json.loads(body)
+        for field, value in _leaves(json.loads(body), ""):
+            if isinstance(value, str):
+                check_text(value, field)
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise invalid("must be a finite number", field)
+    except InvalidRequest as error:
+        raise ApiError.of(error) from None
     except (ValueError, RecursionError):
         return
-    for field, text in _texts(tree, ""):
-        try:
-            check_text(text, field)
-        except InvalidRequest as error:
-            raise ApiError.of(error) from None
 
 
-def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield place or "the body", value
-    elif isinstance(value, dict):
+def _leaves(value: object, place: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
         for name, item in value.items():
             yield place or "the name of a field", name
             shown = name[:MAX_SHOWN].encode("utf-8", "replace").decode()
-            yield from _texts(item, f"{place}.{shown}" if place else shown)
+            yield from _leaves(item, f"{place}.{shown}" if place else shown)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _texts(item, f"{place}[{index}]")
+            yield from _leaves(item, f"{place}[{index}]")
+    else:
+        yield place or "the body", value
 
 
 async def _read(request: Request, service: Service) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo.access.http.errors import ApiError, invalid
@@ -12,6 +12,8 @@ from octavo.core.sampling import as_integer, as_number
 
 SERVICE_CLASSES = ("realtime", "standard", "batch")
 MAX_TIMEOUT_SECONDS = 86_400.0
+_STREAM_OPTIONS = {"include_usage", "include_obfuscation"}
+"""The second pads events against eavesdroppers; events of this server never leave the machine."""
 WARNING_HEADER = "x-octavo-warning"
 
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
@@ -56,6 +58,7 @@ class Fields:
 
     def __init__(self, tree: Mapping[str, Any]):
         self._left = dict(tree)
+        self._ignored_inside: list[str] = []
 
     def take(self, name: str, default: object = None) -> Any:
         """The value of a field; null counts as absent."""
@@ -91,10 +94,14 @@ class Fields:
                 continue
             raise invalid("is not supported by this server (leave it out)", name)
 
+    def ignore_inside(self, name: str, members: Iterable[str]) -> None:
+        """Note members of an object-valued field that nobody knew."""
+        self._ignored_inside += [f"{name}.{member}" for member in members]
+
     @property
     def ignored(self) -> tuple[str, ...]:
         """Names of the fields that are left, the caller's own words."""
-        return tuple(self._left)
+        return (*self._left, *self._ignored_inside)
 
 
 def warning_headers(ignored: tuple[str, ...]) -> dict[str, str]:
@@ -136,7 +143,9 @@ def take_timeout(fields: Fields) -> float | None:
 
 def take_service_class(fields: Fields) -> str:
     """`service_class`, by default "standard"."""
-    name = fields.text("service_class") or "standard"
+    name = fields.text("service_class")
+    if name is None:
+        return "standard"
     if name not in SERVICE_CLASSES:
         raise invalid(f"must be one of {', '.join(SERVICE_CLASSES)}", "service_class")
     return name
@@ -155,4 +164,5 @@ def take_stream(fields: Fields) -> tuple[bool, bool]:
     usage = options.get("include_usage")
     if usage is not None and not isinstance(usage, bool):
         raise invalid("must be true or false", "stream_options.include_usage")
+    fields.ignore_inside("stream_options", options.keys() - _STREAM_OPTIONS)
     return stream, bool(usage)

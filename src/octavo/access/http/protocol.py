@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from octavo.access.http.errors import ApiError, unavailable
 
 MAX_HEADER_BYTES = 65_536
+"""Headers, trailers and the framing of chunks in one request."""
+FRAMING_OF_A_BYTE = 8
+"""What a chunk of one byte takes besides it, at most, if it is framed as usual."""
 HEADER_SECONDS = 15.0
 """From the first byte of a request (or the opening of a connection) to the end of its headers."""
 STALLED_SECONDS = 120.0
@@ -17,9 +27,35 @@ STALLED_SECONDS = 120.0
 REST_SECONDS = 10.0
 """How long the rest of a body is taken (and dropped) after the answer."""
 
+_OTHER_PROTOCOLS = (b"upgrade", b"http2-settings", b"connection")
+
+
+class Timer:
+    """One call later, at most; starting it again starts it anew."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._handle is not None
+
+    def start(self, seconds: float, action: Callable[[], None]) -> None:
+        self.stop()
+        self._handle = self._loop.call_later(seconds, action)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. Errors below the application have the shape of all others.
+
+    A request that comes while another one is answered waits for its turn, and reading goes on, so
+    that the peer's leaving is noticed; with two of them reading stops until the first is answered.
 
     `max_connections` is set by whoever makes the class its own (`bounded_protocol`).
     """
@@ -30,9 +66,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._in_headers = False
         self._in_message = False
-        self._header_bytes = 0
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._stalled_timer: asyncio.TimerHandle | None = None
+        self._asks_for_upgrade = False
+        self._framing_bytes = 0
+        self._body_bytes = 0
+        self._answered: RequestResponseCycle | None = None
+        """The request whose turn it is; `cycle` is the one that came last."""
+        self._header_timer = Timer(self.loop)
+        self._stalled_timer = Timer(self.loop)
+        self._rest_timer = Timer(self.loop)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -40,23 +81,26 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.connections) > self.max_connections:
             self._refuse(unavailable("too many connections", code="too_many_connections"))
             return
-        self._start_header_timer()
+        self._header_timer.start(HEADER_SECONDS, self._header_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_header_timer()
-        self._stop_stalled_timer()
+        for timer in (self._header_timer, self._stalled_timer, self._rest_timer):
+            timer.stop()
+        # The base class tells the request that came last only.
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        idle = not self._in_message
-        if self._in_headers:
-            self._header_bytes += len(data)
-        super().data_received(data)
-        if idle and self._in_headers:
-            self._header_bytes = len(data)
-        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
+        self._framing_bytes += len(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
+        if not self._in_message:
+            self._framing_bytes = 0
+        elif self._framing_bytes > MAX_HEADER_BYTES + FRAMING_OF_A_BYTE * self._body_bytes:
             self._refuse(
                 ApiError(
                     431,
@@ -65,42 +109,86 @@ class BoundedProtocol(HttpToolsProtocol):
                 )
             )
 
+    def _parse(self, data: bytes) -> None:
+        pieces = [data]
+        while pieces and not self.transport.is_closing():
+            piece = pieces.pop()
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser takes what follows for another protocol, a body included, but the
+                # answer is in this one: the head is read again without the wish.
+                rest = piece[upgrade.args[0] :]
+                pieces += [rest, self._plain_head()] if rest else [self._plain_head()]
+                self.parser = httptools.HttpRequestParser(self)
+                with contextlib.suppress(AttributeError):  # before httptools 0.6.3
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            except httptools.HttpParserError:
+                self._refuse(ApiError(400, "this is not HTTP/1.1", code="invalid_http"))
+
+    def _plain_head(self) -> bytes:
+        """Method, target and headers as they came, without those that ask for an upgrade."""
+        headers = [each for each in self.headers if each[0] not in _OTHER_PROTOCOLS]
+        if not self.parser.should_keep_alive():
+            headers.append((b"connection", b"close"))
+        version = self.parser.get_http_version().encode()
+        first = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version)
+        return first + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n"
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = self._in_message = True
-        self._header_bytes = 0
-        self._start_header_timer()
+        self._header_timer.start(HEADER_SECONDS, self._header_timeout)
 
     def on_headers_complete(self) -> None:
+        # A tunnel has no target that could be asked for instead.
+        self._asks_for_upgrade = (
+            self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        )
+        if self._asks_for_upgrade:
+            return
         self._in_headers = False
-        self._stop_header_timer()
+        self._header_timer.stop()
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answered = self.cycle
+        elif len(self.pipeline) == 1:
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes -= len(body)
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._asks_for_upgrade:
+            return
         self._in_message = False
+        self._framing_bytes = self._body_bytes = 0
+        self._rest_timer.stop()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        body_goes_on = self._in_message and not self._in_headers and self.cycle is self._answered
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
         super().on_response_complete()
-        if self._in_message and not self.transport.is_closing():
-            self.loop.call_later(REST_SECONDS, self.transport.close)
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(ApiError(400, "this is not HTTP/1.1", code="invalid_http"))
+        if body_goes_on and not self.transport.is_closing():
+            self._rest_timer.start(REST_SECONDS, self.transport.close)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stalled_timer is None:
-            self._stalled_timer = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
+        if not self._stalled_timer.runs:
+            self._stalled_timer.start(STALLED_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_stalled_timer()
+        self._stalled_timer.stop()
 
     def _refuse(self, error: ApiError) -> None:
         """Answer by hand, unless another answer has begun, and hang up."""
         self._in_headers = False
-        cycle = self.cycle
+        cycle = self._answered
         if cycle is None or cycle.response_complete or not cycle.response_started:
             body = bytes(error.response().body)
             self.transport.write(
@@ -110,25 +198,11 @@ class BoundedProtocol(HttpToolsProtocol):
             )
         self.transport.close()
 
-    def _start_header_timer(self) -> None:
-        self._stop_header_timer()
-        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._header_timeout)
-
     def _header_timeout(self) -> None:
         if self._in_headers:
             self._refuse(ApiError(408, "the headers did not end in time", code="header_timeout"))
         else:
             self.transport.close()
-
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-    def _stop_stalled_timer(self) -> None:
-        if self._stalled_timer is not None:
-            self._stalled_timer.cancel()
-            self._stalled_timer = None
 
 
 def bounded_protocol(max_connections: int) -> type[BoundedProtocol]:

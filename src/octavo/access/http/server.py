@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from octavo.access.http.hosts import HostCheck
 from octavo.access.http.listen import raise_descriptor_limit
 from octavo.access.http.protocol import bounded_protocol
 
@@ -17,9 +18,9 @@ KEEP_ALIVE_SECONDS = 30
 class HttpServer(uvicorn.Server):
     """uvicorn's server that leaves signals to its owner, who calls `end`."""
 
-    def __init__(self, app: ASGIApp, *, max_connections: int):
+    def __init__(self, app: ASGIApp, *, max_connections: int, allowed_hosts: Collection[str] = ()):
         config = uvicorn.Config(
-            app,
+            HostCheck(app, allowed_hosts),
             http=bounded_protocol(raise_descriptor_limit(max_connections)),
             ws="none",
             loop="asyncio",
