@@ -102,3 +102,8 @@ def test_unknown_names_are_refused(name: str) -> None:
 def test_pull_knows_names_only() -> None:
     with pytest.raises(ModelNotFound):
         pull("./model.gguf")
+
+
+def test_what_is_no_name_is_refused() -> None:
+    with pytest.raises(ModelNotFound, match="must be a name or a path, not int"):
+        resolve_model(5)  # type: ignore[arg-type]

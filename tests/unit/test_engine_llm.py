@@ -57,6 +57,25 @@ def test_generate_takes_text_ids_and_lists_of_them(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
+def test_integers_of_numpy_are_token_ids(llm: LLM) -> None:
+    (output,) = llm.generate(np.array([3, 4, 5]), GREEDY)  # type: ignore[arg-type]
+    assert output.prompt_token_ids == (3, 4, 5)
+    assert {type(token) for token in output.prompt_token_ids} == {int}
+    assert output.token_ids == llm.generate([3, 4, 5], GREEDY)[0].token_ids
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"a": 1}, b"abc", [b"abc"], [None], [1.5], [True]])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"must be text|must hold integers"):
+        llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("params", [5, {"max_tokens": 3}, [{"max_tokens": 3}], ["a"]])
+def test_what_are_no_parameters_is_refused(llm: LLM, params: object) -> None:
+    with pytest.raises(InvalidRequest, match="params: must be SamplingParams"):
+        llm.generate(["a"], params)  # type: ignore[arg-type]
+
+
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     params = [SamplingParams(max_tokens=number, ignore_eos=True) for number in (1, 3)]
     outputs = llm.generate(["a", "b"], params)
@@ -141,6 +160,13 @@ def test_perplexity_refuses_what_cannot_be_predicted(llm: LLM) -> None:
         llm.perplexity("the cat", window_tokens=1)
     with pytest.raises(InvalidRequest, match="window_tokens"):
         llm.perplexity("the cat", window_tokens=100_000)
+    with pytest.raises(InvalidRequest, match="window_tokens: must be an integer"):
+        llm.perplexity("the cat", window_tokens="8")  # type: ignore[arg-type]
+    for count in (-2, 0, 1, 2.5):
+        with pytest.raises(InvalidRequest, match="max_tokens"):
+            llm.perplexity("the cat sat", max_tokens=count)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="text: must be text or a list"):
+        llm.perplexity(None)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="nothing to predict"):
         llm.perplexity([])
     with pytest.raises(InvalidRequest, match="surrogate"):

@@ -224,6 +224,10 @@ def resolve_model(
         ModelNotFound: there is no such model; the message lists the names that are known.
         DownloadError: fetching failed.
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise ModelNotFound(
+            f"must be a name or a path, not {type(name_or_path).__name__}", field="model"
+        )
     text = os.fspath(name_or_path)
     if not text:
         raise _unknown(text)

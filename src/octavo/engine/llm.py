@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -13,13 +13,13 @@ from octavo.core.catalog import DEFAULT_MODEL, resolve_model
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import EngineError, InvalidRequest
 from octavo.core.request import FinishReason
-from octavo.core.sampling import SamplingParams
+from octavo.core.sampling import SamplingParams, as_integer
 from octavo.core.settings import Settings
 from octavo.core.settings_load import load_settings
 from octavo.engine.assemble import Assembly, assemble
 from octavo.engine.client import Client, Prompt, Stream
 from octavo.engine.outputs import LogprobEntry, RequestOutput
-from octavo.engine.prompts import Prepared
+from octavo.engine.prompts import Prepared, checked_ids
 from octavo.text.templates import encode_chat
 from octavo.text.tokenizer import Tokenizer
 
@@ -116,8 +116,7 @@ class LLM:
         Raises:
             InvalidRequest: a prompt or its parameters are refused; then nothing was run.
         """
-        listed = _as_list(prompts)
-        single = not (isinstance(prompts, list | tuple) and listed is prompts)
+        listed, single = _listed(prompts)
         each = _params_of(params, len(listed))
         calls = [
             self.client.prepare(prompt, one, field="prompt" if single else f"prompts[{index}]")
@@ -172,11 +171,11 @@ class LLM:
         Raises:
             InvalidRequest: fewer than two tokens, or a window that does not fit the context.
         """
-        size = min(self.context_tokens, 2048) if window_tokens is None else window_tokens
-        if not 2 <= size <= self.context_tokens:
-            raise InvalidRequest(
-                f"must be from 2 to {self.context_tokens}, not {size}", field="window_tokens"
-            )
+        size = min(self.context_tokens, 2048)
+        if window_tokens is not None:
+            size = as_integer(window_tokens, "window_tokens", 2, self.context_tokens)
+        if max_tokens is not None:
+            max_tokens = as_integer(max_tokens, "max_tokens", 2, 2**31 - 1)
         windows = list(self._windows(text, size, max_tokens))
         total = 0.0
         predicted = 0
@@ -224,10 +223,10 @@ class LLM:
         return [_scored(output) for output in self.client.complete(calls)]
 
     def _windows(self, text: Prompt, size: int, max_tokens: int | None) -> Iterator[list[int]]:
-        ids = (
+        ids: Sequence[int] = (
             self.tokenizer.encode(text, add_special=False, parse_special=False)
             if isinstance(text, str)
-            else list(text)
+            else checked_ids(text, self.client.limits.vocabulary_size, "text")
         )[:max_tokens]
         step = size - (len(self.tokenizer.with_bos(ids[:1])) - len(ids[:1]))
         for start in range(0, len(ids), step):
@@ -246,13 +245,19 @@ class LLM:
                 bar.update(sum(len(window) for window in lot))
 
 
-def _as_list(prompts: str | Sequence[int] | Sequence[Prompt]) -> Sequence[Prompt]:
-    """One prompt or many: text, or a flat list of ids, is one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if len(prompts) and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return prompts  # type: ignore[return-value]
+def _listed(prompts: object) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether one alone (text, or a flat list of ids) was given."""
+    if isinstance(prompts, str | bytes):
+        return [prompts], True
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
+        raise InvalidRequest(
+            f"must be text, token ids, or a list of these, not {type(prompts).__name__}",
+            field="prompts",
+        )
+    listed = list(prompts)
+    if listed and hasattr(listed[0], "__index__"):
+        return [listed], True
+    return listed, False
 
 
 def _params_of(
@@ -260,7 +265,7 @@ def _params_of(
 ) -> Sequence[SamplingParams]:
     if params is None:
         return [SamplingParams()] * count
-    if isinstance(params, SamplingParams):
+    if not isinstance(params, Sequence):
         return [params] * count
     if len(params) != count:
         raise InvalidRequest(

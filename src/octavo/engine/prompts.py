@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from octavo.core.ids import RequestId
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
 from octavo.core.seeds import derive_seed
+from octavo.core.shown import shown
 from octavo.text.checks import check_text
 
 if TYPE_CHECKING:  # a process that sees no text does not load the tokenizer
@@ -55,6 +57,8 @@ def prepare(
             without a BOS token, contradictory lengths.
         PromptTooLong: the prompt leaves no room in the served context.
     """
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest(f"must be SamplingParams, not {type(params).__name__}", field="params")
     params.check_vocabulary(limits.vocabulary_size)
     if isinstance(prompt, str):
         check_text(prompt, field)
@@ -64,7 +68,7 @@ def prepare(
         )
     else:
         text = None
-        ids = _checked_ids(prompt, limits.vocabulary_size, field)
+        ids = checked_ids(prompt, limits.vocabulary_size, field)
     if not ids:
         if tokenizer.bos_id is None:
             raise InvalidRequest(
@@ -123,22 +127,27 @@ def requests_of(
     ]
 
 
-def _checked_ids(prompt: Sequence[int], vocabulary_size: int, field: str) -> tuple[int, ...]:
-    if isinstance(prompt, (bytes, bytearray)):
-        raise InvalidRequest("must be text or a list of token ids, not bytes", field=field)
-    try:
-        ids = tuple(prompt)
-    except TypeError:
-        raise InvalidRequest("must be text or a list of token ids", field=field) from None
-    for position, token in enumerate(ids):
-        if isinstance(token, bool) or not isinstance(token, int):
+def checked_ids(prompt: object, vocabulary_size: int, field: str) -> tuple[int, ...]:
+    """Token ids of the vocabulary, from any kind of integers (those of numpy, too).
+
+    Raises:
+        InvalidRequest: not a list of integers, or an id outside the vocabulary.
+    """
+    if not isinstance(prompt, Iterable) or isinstance(prompt, (bytes, bytearray, Mapping)):
+        raise InvalidRequest(
+            f"must be text or a list of token ids, not {type(prompt).__name__}", field=field
+        )
+    ids = []
+    for position, token in enumerate(prompt):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise InvalidRequest(
                 f"must hold integers, not {type(token).__name__}", field=f"{field}[{position}]"
             )
-        if not 0 <= token < vocabulary_size:
+        ids.append(operator.index(token))
+        if not 0 <= ids[-1] < vocabulary_size:
             raise InvalidRequest(
-                f"token id {token} is not in the vocabulary",
+                f"token id {shown(ids[-1], 40)} is not in the vocabulary",
                 field=f"{field}[{position}]",
                 remedy=f"use ids from 0 to {vocabulary_size - 1}",
             )
-    return ids
+    return tuple(ids)
