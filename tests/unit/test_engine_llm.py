@@ -26,6 +26,7 @@ from octavo.core.settings import Settings
 from octavo.engine.outputs import RequestOutput
 from tiny import make_tiny_gguf
 
+_LITERAL = {"add_special": False, "parse_special": False}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
@@ -242,3 +243,40 @@ def test_importing_the_interface_loads_no_compute() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert shown.stdout.strip() == "[]"
+
+
+def test_a_file_without_pre_tokenizer_opens_with_the_setting(tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "m.gguf", drop=frozenset({"tokenizer.ggml.pre"}))
+    with pytest.raises(ModelFileError, match="set pre_tokenizer"):
+        LLM(path, backend="reference")
+    with LLM(path, backend="reference", pre_tokenizer="gpt-2", kv_bytes="1MB") as opened:
+        assert opened.generate("the cat", GREEDY)[0].token_ids
+        with LLM(make_tiny_gguf(tmp_path / "n.gguf"), backend="reference", kv_bytes="1MB") as named:
+            assert named.tokenizer.encode("the cat 12", **_LITERAL) == opened.tokenizer.encode(
+                "the cat 12", **_LITERAL
+            )
+
+
+@pytest.mark.parametrize(
+    ("override", "drop", "field"),
+    [
+        ({"tokenizer.chat_template": "{% for %}"}, (), "chat_template"),
+        ({"tokenizer.ggml.tokens": ["a", "b"]}, (), "tokens"),
+        ({"tokenizer.ggml.pre": "gpt-5"}, (), "tokenizer.ggml.pre"),
+        ({}, ("tokenizer.ggml.merges",), "merges"),
+    ],
+)
+def test_damaged_text_is_refused_before_weights_are_loaded(
+    override: dict[str, object],
+    drop: tuple[str, ...],
+    field: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loaded(*arguments: object, **options: object) -> None:
+        pytest.fail("weights were loaded")
+
+    monkeypatch.setattr("octavo.compute.runner.open_model", loaded)
+    path = make_tiny_gguf(tmp_path / "m.gguf", override=override, drop=frozenset(drop))
+    with pytest.raises(ModelFileError, match=field):
+        LLM(path, backend="reference")

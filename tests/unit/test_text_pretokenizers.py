@@ -101,7 +101,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     for name in (None, "default", "gpt-5"):
         with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.pre: .*qwen2") as caught:
             find_cut(name)
-        assert "pre=" in str(caught.value)
+        assert "set pre_tokenizer" in str(caught.value)
 
 
 def vectors(folder: Path, name: str) -> list[tuple[str, tuple[int, ...]]]:

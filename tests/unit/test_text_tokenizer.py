@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.core.errors import InvalidRequest, ModelFileError
+from octavo.core.errors import InvalidRequest, ModelFileError, SettingsError
 from octavo.text.bpe import derive_merges
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.vocabulary import BYTE_ALPHABET
@@ -198,9 +198,16 @@ def test_tokens_that_do_not_fit_the_embedding_rows_are_refused(difference: int) 
 def test_the_override_helps_where_the_file_names_no_pre_tokenizer() -> None:
     metadata = byte_level()
     remove("pre")(metadata)
-    with pytest.raises(ModelFileError, match="option pre="):
+    with pytest.raises(ModelFileError, match="set pre_tokenizer"):
         Tokenizer.from_metadata(metadata)
     assert Tokenizer.from_metadata(metadata, pre="gpt-2").decode([0]) == "!"
+
+
+def test_an_override_without_effect_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"pre_tokenizer: unknown: 'gpt-5' .*llama-bpe"):
+        Tokenizer.from_metadata(byte_level(), pre="gpt-5")
+    with pytest.raises(SettingsError, match=r"pre_tokenizer: .*SentencePiece"):
+        Tokenizer.from_metadata(sentencepiece(), pre="gpt-2")
 
 
 def test_a_vocabulary_that_garbles_text_is_refused_at_load() -> None:

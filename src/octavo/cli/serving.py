@@ -176,7 +176,7 @@ class Serving:
         from octavo.engine.client import AsyncEngineClient
         from octavo.observe.prometheus import ServingMetrics
 
-        tokenizer, template = open_text(self.path)
+        tokenizer, template = open_text(self.path, pre=self.settings.pre_tokenizer)
         metrics = ServingMetrics(self.model_names[0])
         return Service(
             client=AsyncEngineClient(
@@ -216,8 +216,8 @@ class _Signals:
         self._loop.call_soon_threadsafe(self.stop.set)
 
 
-def open_text(path: Path) -> tuple[Tokenizer, ChatTemplate]:
-    """What a frontend needs of a model file.
+def open_text(path: Path, *, pre: str | None = None) -> tuple[Tokenizer, ChatTemplate]:
+    """What a frontend needs of a model file; `pre` overrides its pre-tokenizer.
 
     Raises:
         ModelFileError: the file is damaged or not supported.
@@ -229,7 +229,7 @@ def open_text(path: Path) -> tuple[Tokenizer, ChatTemplate]:
     with GgufFile.open(path) as file:
         rows = file.tensors.get("token_embd.weight")
         tokenizer = Tokenizer.from_metadata(
-            file.metadata, vocabulary_size=None if rows is None else rows.shape[0]
+            file.metadata, vocabulary_size=None if rows is None else rows.shape[0], pre=pre
         )
         return tokenizer, ChatTemplate.from_metadata(file.metadata, tokenizer)
 

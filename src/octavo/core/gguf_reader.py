@@ -170,9 +170,8 @@ class Metadata(Mapping[str, object]):
         return None
 
     def _numbers(self, entry: _Numbers) -> list[int | float | bool]:
-        form = _SCALARS[entry.element][1]
-        end = entry.start + entry.count * form.size
-        values = [value[0] for value in form.iter_unpack(self._buffer[entry.start : end])]
+        letter = _SCALARS[entry.element][1].format[-1]
+        values = list(struct.unpack_from(f"<{entry.count}{letter}", self._buffer, entry.start))
         return [value != 0 for value in values] if entry.element == _BOOL else values
 
     def _texts(self, entry: _Texts, key: str) -> list[str]:

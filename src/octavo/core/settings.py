@@ -109,6 +109,14 @@ def _text(value: object, name: str) -> str:
     return value.strip()
 
 
+def _name_or_auto(value: object, name: str) -> str | None:
+    if value is None or (isinstance(value, str) and value.strip() == "auto"):
+        return None
+    if not isinstance(value, str) or not value.strip():
+        raise SettingsError(f"must be a name or auto, not {shown(value)}", field=name)
+    return value.strip()
+
+
 def _host_names(value: object, name: str) -> HostNames:
     """A list of names, or a text with commas between them; the word `none` stands for no name."""
     if isinstance(value, HostNames):
@@ -236,6 +244,9 @@ class Settings:
     """Everything that can be set; defaults are here."""
 
     model: str = _setting("smollm2-135m", _text, "", "known name, GGUF file, or folder with one")
+    pre_tokenizer: str | None = _setting(
+        None, _name_or_auto, "", "how text is cut before it becomes tokens (auto: as the file says)"
+    )
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     compute: ComputeSettings = field(default_factory=ComputeSettings)

@@ -14,8 +14,9 @@ from octavo.engine.client import Client
 from octavo.engine.engine import Engine
 from octavo.engine.opening import open_engine
 from octavo.observe.events import EventRing
-from octavo.text.templates import ChatTemplate
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.templates import ChatTemplate, template_source
+from octavo.text.tokenizer import Tokenizer, choose_cut
+from octavo.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,10 @@ def assemble(path: Path, settings: Settings, *, clock: Clock = monotonic) -> Ass
 
 def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> Assembly:
     events = EventRing()
+    vocabulary = _checked_vocabulary(file, settings)
     opened = open_engine(file, settings, emit=events, clock=clock)
     try:
-        size = opened.limits.vocabulary_size
-        tokenizer = Tokenizer.from_metadata(file.metadata, vocabulary_size=size)
+        tokenizer = Tokenizer(vocabulary, pre=settings.pre_tokenizer)
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)
         client = Client(opened.engine, tokenizer, opened.limits, clock=clock)
     except BaseException:
@@ -87,3 +88,17 @@ def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> A
         capacity=opened.capacity,
         weight_bytes=opened.model.weight_bytes,
     )
+
+
+def _checked_vocabulary(file: GgufFile, settings: Settings) -> Vocabulary:
+    """Refuses at once, before weights are loaded, what tokenizer and template would refuse later.
+
+    A file without embeddings is left to whoever reads the tensors.
+    """
+    rows = file.tensors.get("token_embd.weight")
+    vocabulary = Vocabulary.from_metadata(
+        file.metadata, vocabulary_size=None if rows is None else rows.shape[0]
+    )
+    choose_cut(vocabulary, settings.pre_tokenizer)
+    ChatTemplate(template_source(file.metadata))
+    return vocabulary

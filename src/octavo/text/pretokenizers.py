@@ -114,5 +114,5 @@ def find_cut(name: str | None) -> Cut:
     raise ModelFileError(
         f"pre-tokenizer: {what}",
         field="tokenizer.ggml.pre",
-        remedy=f"name it explicitly with the option pre=, one of: {', '.join(sorted(CUTS))}",
+        remedy=f"set pre_tokenizer to the right one of: {', '.join(sorted(CUTS))}",
     )

@@ -89,14 +89,10 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> ChatTemplate:
         """The template of a GGUF file, or one without source where the file has none."""
-        source = metadata.get(TEMPLATE_KEY)
-        if source is not None and not isinstance(source, str):
-            found = type(source).__name__
-            raise ModelFileError("wrong type", field=TEMPLATE_KEY, expected="text", found=found)
         tokens = tokenizer.vocabulary.tokens
         bos, eos = tokenizer.bos_id, tokenizer.vocabulary.eos_id
         return cls(
-            source or None,
+            template_source(metadata),
             control_names=tokenizer.control_ids.keys(),
             bos_token="" if bos is None else tokens[bos],
             eos_token="" if eos is None else tokens[eos],
@@ -217,6 +213,19 @@ class ChatTemplate:
             except _Refusal:
                 refused = middle
         return refused - 1
+
+
+def template_source(metadata: Mapping[str, object]) -> str | None:
+    """The template's text in a GGUF file; None where there is none.
+
+    Raises:
+        ModelFileError: it is no text.
+    """
+    source = metadata.get(TEMPLATE_KEY)
+    if source is not None and not isinstance(source, str):
+        found = type(source).__name__
+        raise ModelFileError("wrong type", field=TEMPLATE_KEY, expected="text", found=found)
+    return source or None
 
 
 def encode_chat(

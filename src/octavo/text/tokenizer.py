@@ -6,11 +6,12 @@ import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from octavo.core.errors import InvalidRequest, ModelFileError
+from octavo.core.errors import InvalidRequest, ModelFileError, SettingsError
+from octavo.core.shown import shown
 from octavo.text.bpe import build_byte_level, build_sentencepiece
 from octavo.text.checks import check_text
 from octavo.text.literals import compile_words
-from octavo.text.pretokenizers import Cut, find_cut
+from octavo.text.pretokenizers import CUTS, Cut, find_cut
 from octavo.text.vocabulary import BYTE_ALPHABET, PREFIX, TokenKind, Vocabulary, places_of
 
 _PROBE = (
@@ -39,7 +40,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary, *, pre: str | None = None):
         self.vocabulary = vocabulary
-        cut = find_cut(pre or vocabulary.pre) if vocabulary.is_byte_level else None
+        cut = choose_cut(vocabulary, pre)
         self._engine = (
             build_sentencepiece(vocabulary) if cut is None else build_byte_level(vocabulary, cut)
         )
@@ -72,6 +73,7 @@ class Tokenizer:
 
         Raises:
             ModelFileError: a key is missing, malformed or not supported; `field` names it.
+            SettingsError: `pre` is unknown, or the vocabulary uses none.
         """
         vocabulary = Vocabulary.from_metadata(metadata, vocabulary_size=vocabulary_size)
         return cls(vocabulary, pre=pre)
@@ -181,6 +183,28 @@ class Tokenizer:
                 found=ascii(found.decode("utf-8", "replace")),
                 remedy="the vocabulary is damaged or its type is stated wrongly",
             )
+
+
+def choose_cut(vocabulary: Vocabulary, pre: str | None) -> Cut | None:
+    """The cut that the file names, or `pre`; None for SentencePiece vocabularies.
+
+    Raises:
+        ModelFileError: the file's is missing or unknown.
+        SettingsError: `pre` is unknown, or the vocabulary uses none.
+    """
+    if pre is not None and not vocabulary.is_byte_level:
+        raise SettingsError(
+            "this model's tokenizer (SentencePiece) has no pre-tokenizer",
+            field="pre_tokenizer",
+            remedy="leave it at auto",
+        )
+    if pre is not None and pre not in CUTS:
+        raise SettingsError(
+            f"unknown: {shown(pre)}",
+            field="pre_tokenizer",
+            remedy=f"known: {', '.join(sorted(CUTS))}",
+        )
+    return find_cut(pre or vocabulary.pre) if vocabulary.is_byte_level else None
 
 
 def _adds_bos(vocabulary: Vocabulary, cut: Cut | None) -> bool:
