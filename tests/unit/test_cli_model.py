@@ -8,6 +8,7 @@ import math
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -72,6 +73,18 @@ def test_streamed_text_is_the_unstreamed_text(
     streamed = output(capsys, *line)
     assert streamed == output(capsys, *line, "--no-stream")
     assert len(streamed) > 1
+
+
+def test_threads_that_the_system_refuses_are_one_line(model: str) -> None:
+    """1024 stacks of 8 MiB do not fit an address space of 3 GB."""
+    program = shlex.join([sys.executable, "-c", MAIN, "generate", model, "-p", "a"])
+    script = f"ulimit -s 8192; ulimit -v 3000000; {program} --set compute.threads=1024"
+    result = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("octavo: compute.threads: 1024 threads cannot be started")
+    assert result.stderr.count("\n") == 1
 
 
 def test_prompt_sources_are_the_same(

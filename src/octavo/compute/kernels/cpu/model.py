@@ -17,7 +17,7 @@ from octavo.compute.load.source import WeightSource
 from octavo.compute.program import Program, RopeStyle
 from octavo.compute.quant.dequantise import dequantise
 from octavo.compute.sample.params import pack_jobs
-from octavo.core.errors import EngineError, ModelFileError, SettingsError
+from octavo.core.errors import CapacityError, EngineError, ModelFileError, SettingsError
 
 ActivationMode = Literal["int8", "int8x2", "fp32"]
 KvFormat = Literal["fp16", "fp32"]
@@ -128,6 +128,12 @@ class CpuModel:
             )
         except ValueError as error:
             raise ModelFileError(f"the kernels do not take this model: {error}") from error
+        except RuntimeError as error:  # std::system_error of the thread pool
+            raise CapacityError(
+                f"{self.threads} threads cannot be started: {error}",
+                field="compute.threads",
+                remedy="use fewer, or auto",
+            ) from error
         lowered = lower(program)
         _load_weights(native, lowered, weights)
         try:
