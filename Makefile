@@ -3,6 +3,7 @@
 #   make demo    build, fetch the default model, serve it and ask it a question over HTTP
 #   make test    run all tests            make check   style, types, import rule
 #   make bench   measure this machine     make docs    list the modules in docs/architecture.md
+#   make bench-serving   measure the server under load: 64 requests, 32 at a time
 #   make clean   remove what make made (fetched models stay)
 #
 # Everything is installed into .venv, at the versions in constraints.txt. Stamps in .venv/.octavo
@@ -11,6 +12,7 @@
 MODEL       ?= smollm2-135m
 QUESTION    ?= What is the capital of France? Answer in one sentence.
 PYTEST_ARGS ?=
+BENCH_ARGS  ?=
 
 # The first Python on the path that is new enough; PYTHON=... chooses another.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -30,11 +32,11 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
        PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip
 WHEEL = $$(ls $(WHEELS)/octavo-*.whl)
 
-.PHONY: demo test check bench docs clean help
+.PHONY: demo test check bench bench-serving docs clean help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,6s/^# *//p' Makefile
+	@sed -n '3,7s/^# *//p' Makefile
 
 demo: $(STAMP)/runtime
 	@$(BIN)/octavo pull $(MODEL) >/dev/null
@@ -57,6 +59,9 @@ check: $(STAMP)/check
 
 bench: $(STAMP)/runtime
 	$(BIN)/python benchmarks/engine.py
+
+bench-serving: $(STAMP)/runtime
+	$(BIN)/python -m benchmarks.serving --serve $(MODEL) $(BENCH_ARGS)
 
 docs:
 	'$(PYTHON)' docs/list_modules.py

@@ -86,16 +86,16 @@ def latency(summary: Summary, key: str, part: str) -> float | None:
 
 
 def alternate(
-    loads: Sequence[str], servers: dict[str, Open], options: Options, rounds: int
+    loads: dict[str, Load], servers: dict[str, Open], options: Options, rounds: int
 ) -> Iterator[tuple[str, str, Load, Measurement]]:
     """Each load on each server in turn; every round has prompts of its own, the same for all.
 
     Raises:
         MeasurementError, StartError: a server cannot be measured.
     """
-    for name in loads:
+    for name, named in loads.items():
         for number in range(rounds):
-            load = replace(LOADS[name], seed=number)
+            load = replace(named, seed=number)
             # Whoever is first in one round is second in the next: machines warm up and slow down.
             for side in sorted(servers, reverse=number % 2 == 1):
                 with servers[side](load) as target:
@@ -103,6 +103,18 @@ def alternate(
                 yield name, side, load, found
                 if found.summary.interrupted:
                     return
+
+
+def loads_of(options: argparse.Namespace) -> dict[str, Load]:
+    """The loads to run, by name.
+
+    Raises:
+        ValueError: there are no requests in them.
+    """
+    loads = {name: LOADS[name] for name in options.load or sorted(LOADS)}
+    if options.requests is None:
+        return loads
+    return {name: replace(load, requests=options.requests) for name, load in loads.items()}
 
 
 def servers_of(options: argparse.Namespace) -> dict[str, Open]:
@@ -160,12 +172,11 @@ def main(arguments: Sequence[str]) -> int:
     ):
         print("give --peer-python, or both --ours and --theirs", file=sys.stderr)
         return EXIT_MISUSED
-    loads = options.load or sorted(LOADS)
     runs: list[tuple[str, str, Load, Measurement]] = []
     try:
         request_options = options_of(options)
         servers = servers_of(options)
-        for each in alternate(loads, servers, request_options, options.rounds):
+        for each in alternate(loads_of(options), servers, request_options, options.rounds):
             runs.append(each)
             name, side, load, found = each
             print(f"{name}, seed {load.seed}, {side}: {_line(found.summary)}", flush=True)
@@ -224,10 +235,10 @@ def _tree(
         "machine": machine(),
         "threads": options.threads,
         "model": options.serve or DEFAULT_MODEL,
-        "loads": {name: str(LOADS[name]) for name in dict.fromkeys(name for name, *_ in runs)},
+        "options": asdict(options_of(options)),
         "ratios": [asdict(row) for row in rows],
         "runs": [
-            {"load": name, "seed": load.seed, "server": side, "summary": asdict(found.summary)}
+            {"load": name, "what": str(load), "server": side, "summary": asdict(found.summary)}
             for name, side, load, found in runs
         ],
     }
@@ -248,6 +259,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--threads", type=int, default=2, help="of each server")
     parser.add_argument("--load", action="append", choices=sorted(LOADS), help="(default: all)")
+    parser.add_argument("--requests", type=int, help="of each load, instead of its own number")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     add_request_arguments(parser)

@@ -25,7 +25,7 @@ _TEXT = (
 )
 WORDS = _TEXT.split()
 _PROBE_WORDS = (24, 120)
-_TRIES = 12
+_FILLERS = (" a", " .", " x", " 1", "?", "!")
 
 
 class PromptError(Exception):
@@ -162,17 +162,29 @@ class PromptMaker:
         return ids[:tokens]
 
     async def _fitted(self, endless: Iterator[str], tokens: int) -> str:
+        """Cut a text that is long enough at the character that gives it `tokens` tokens, which is
+        searched for as a root is: by interpolation, within bounds that close in. Where a merge of
+        letters leaves the number out, punctuation fills up."""
         assert self._tokenize is not None
-        chosen = [next(endless) for _ in range(tokens)]
-        for _ in range(_TRIES):
-            surplus = len(await self._tokenize(" ".join(chosen))) - tokens
-            if surplus == 0:
-                break
-            if surplus > 0:
-                del chosen[max(1, len(chosen) - surplus) :]
+        text = _text(endless, tokens)
+        low, high, end = 1, len(text), len(text)
+        shorter, shorter_tokens = "", 0
+        while low <= high:
+            cut = text[:end].rstrip()
+            found = len(await self._tokenize(cut))
+            if found == tokens:
+                return cut
+            if found > tokens:
+                high = end - 1
             else:
-                chosen += [next(endless) for _ in range(-surplus)]
-        return " ".join(chosen)
+                low = end + 1
+                shorter, shorter_tokens = cut, found
+            end = min(max(round(end * tokens / found), low), high)
+        for filler in _FILLERS:
+            filled = shorter + filler * (tokens - shorter_tokens)
+            if len(await self._tokenize(filled)) == tokens:
+                return filled
+        return shorter or text[0]
 
 
 def _text(endless: Iterator[str], count: int) -> str:

@@ -68,6 +68,7 @@ class Summary:
     largest_prompt_difference_tokens: int
     answers_of_other_length: int
     uncounted_answers: int
+    textless_answers: int
     client_cpu_seconds: float
     client_cpu_share: float
     """Of one core, while the load ran."""
@@ -121,6 +122,7 @@ def summarise(
             output_tokens_of(record) != record.job.output_tokens for record in whole
         ),
         uncounted_answers=sum(record.answer.output_tokens is None for record in whole),
+        textless_answers=sum(not record.answer.text for record in whole),
         client_cpu_seconds=client_cpu_seconds,
         client_cpu_share=client_cpu_seconds / seconds,
     )
@@ -192,6 +194,8 @@ def _exactness(summary: Summary) -> str:
         notes.append(f"{summary.answers_of_other_length} answers differ from what was wanted")
     if summary.uncounted_answers:
         notes.append(f"{summary.uncounted_answers} answers without usage, counted by events")
+    if summary.textless_answers:
+        notes.append(f"{summary.textless_answers} answers of control tokens only, without text")
     return "; ".join(notes) or "all as wanted"
 
 

