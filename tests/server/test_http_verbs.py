@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -101,6 +102,95 @@ def test_errors_of_a_server_are_errors_here(server: Server) -> None:
         RemoteModel("ftp://127.0.0.1")
     with pytest.raises(EngineError, match="no answer"):
         RemoteModel("http://127.0.0.1:1").chat_stream(HELLO, SamplingParams())
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:port", "http://127.0.0.1:99999", "http://[::1", "http://..", "http://"],
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="not the address"):
+        RemoteModel(url)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/chat/completions"])
+def test_an_address_may_be_that_of_a_route(server: Server, path: str) -> None:
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    with RemoteModel(f" {server.url}{path}\n").chat_stream(HELLO, params) as stream:
+        list(stream)
+    assert stream.result().finish_reason is FinishReason.LENGTH
+
+
+def asked(answer: bytes, media_type: str = "text/event-stream") -> tuple[str, FinishReason]:
+    """What a server that sends `answer`, whatever it is, has said; it must be left afterwards."""
+    left: list[bool] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reply() -> None:
+            connection, _ = listener.accept()
+            connection.settimeout(PATIENCE_SECONDS)
+            with connection:
+                connection.recv(65536)
+                head = f"HTTP/1.1 200 OK\r\ncontent-type: {media_type}\r\nconnection: close\r\n\r\n"
+                connection.sendall(head.encode() + answer)
+                connection.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):
+                    while connection.recv(65536):
+                        pass
+                left.append(True)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        try:
+            model = RemoteModel(f"127.0.0.1:{listener.getsockname()[1]}")
+            with model.chat_stream(HELLO, SamplingParams()) as stream:
+                text = "".join(delta.text for delta in stream)
+            return text, stream.result().finish_reason
+        finally:
+            thread.join(10)
+            assert left == [True]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n',
+        b'data:{"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\ndata:[DONE]\n\n',
+        b'event: x\r\nid: 1\r\ndata: {"choices":[{"delta":{"content":"a"}}]}\r\n\r\n'
+        b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"usage":null}\r\n\r\n',
+        b'data: {"choices":null,"error":null,"usage":{}}\n\n'
+        b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n',
+    ],
+    ids=["usual", "no spaces", "other lines, no mark", "nulls"],
+)
+def test_streams_of_other_servers_are_understood(answer: bytes) -> None:
+    assert asked(answer) == ("a", FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n', "broke off before its end"),
+        (b"", "broke off before its end"),
+        (b'data: {"error":"boom"}\n\n', "boom"),
+        (b'data: {"error":{"message":"boom"}}\n\n', "boom"),
+        (b"data: nonsense\n\n", "cannot be read"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", "cannot be read"),
+        (b'data: {"choices":[5]}\n\n', "cannot be read"),
+        (b'data: {"choices":[{"delta":{"content":5}}]}\n\n', "cannot be read"),
+        (b'data: {"choices":[{"delta":{},"finish_reason":[]}]}\n\n', "cannot be read"),
+        (b'data: {"usage":{"prompt_tokens":"1"}}\n\n', "cannot be read"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_no_answer_is_an_error(answer: bytes, words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        asked(answer)
+
+
+def test_a_server_of_something_else_is_named() -> None:
+    with pytest.raises(EngineError, match="answers with text/html"):
+        asked(b"<html>", "text/html")
 
 
 def test_a_port_in_use_is_passed_over() -> None:

@@ -1,4 +1,4 @@
-"""A model behind a server of the OpenAI API, as the verbs see it; standard library only."""
+"""A model behind a server of the OpenAI API, as the verbs see it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
+
+import msgspec
 
 from octavo.core.errors import EngineError, InvalidRequest, OctavoError
 from octavo.core.request import FinishReason
@@ -20,6 +22,44 @@ TIMEOUT_SECONDS = 300.0
 
 _REASONS = {reason.value: reason for reason in FinishReason}
 _MOST_BYTES_OF_A_LINE = 1 << 24
+_STREAM_TYPE = "text/event-stream"
+_DONE = b"data: [DONE]"
+
+
+class _Part(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Part = _Part()
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    message: str = "the server failed"
+    param: str | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    """What is read of an event; whatever else a server puts into it is let go."""
+
+    choices: tuple[_Choice, ...] | None = None
+    usage: _Counts | None = None
+    error: _Problem | str | None = None
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Problem
 
 
 class RemoteModel:
@@ -30,18 +70,14 @@ class RemoteModel:
     """
 
     def __init__(self, url: str, model: str | None = None):
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(
-                f"{url!r} is not the address of a server",
-                field="--url",
-                remedy="write for example --url http://127.0.0.1:8000",
-            )
+        parts = _parts(url)
         self._kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
         self._address = parts.netloc.rpartition("@")[2]
-        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+        path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+        path = path.removesuffix("/chat/completions").removesuffix("/v1")
+        self._path = f"{path}/v1/chat/completions"
         self._model = model
 
     def chat_stream(
@@ -59,13 +95,23 @@ class RemoteModel:
             body["model"] = self._model
         connection = self._kind(self._address, timeout=TIMEOUT_SECONDS)
         started_seconds = time.monotonic()
+        answer: http.client.HTTPResponse | None = None
         try:
             headers = {"content-type": "application/json", "accept": "text/event-stream"}
             connection.request("POST", self._path, json.dumps(body).encode(), headers)
             answer = connection.getresponse()
             if answer.status != 200:
                 raise _refusal(answer.status, answer.read(_MOST_BYTES_OF_A_LINE))
+            media_type = answer.headers.get_content_type()
+            if media_type != _STREAM_TYPE:
+                raise EngineError(
+                    f"{self._address} answers with {media_type}, not with a stream of events",
+                    field="--url",
+                    remedy="give the address of a server of the OpenAI API",
+                )
         except BaseException as error:
+            if answer is not None:
+                answer.close()
             connection.close()
             if isinstance(error, (OSError, http.client.HTTPException)):
                 raise self._unreachable(error) from error
@@ -99,15 +145,21 @@ class RemoteStream(Iterator[Delta]):
         self._usage = Usage(0, 0)
 
     def __next__(self) -> Delta:
+        """The next delta.
+
+        Raises:
+            EngineError: the server fails, leaves before the end, or sends what is no event.
+        """
         while True:
             line = self._line()
-            if line is None or line == b"data: [DONE]":
-                self._connection.close()
+            if line == _DONE:
+                self._hang_up()
                 raise StopIteration
             if line.startswith(b":"):
                 return Delta(0)
-            if line.startswith(b"data: "):
-                delta = self._accept(_decoded(line.removeprefix(b"data: ")))
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                delta = self._accept(_decoded(value))
                 if delta is not None:
                     return delta
 
@@ -115,6 +167,11 @@ class RemoteStream(Iterator[Delta]):
         """Leave; the server cancels what has not finished. Safe to call twice."""
         if self._reason is None:
             self._reason = FinishReason.CANCELLED
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        # The connection lets go of an answer that is its last; each holds the socket then.
+        self._answer.close()
         self._connection.close()
 
     def result(self) -> RequestOutput:
@@ -139,8 +196,8 @@ class RemoteStream(Iterator[Delta]):
     ) -> None:
         self.close()
 
-    def _line(self) -> bytes | None:
-        """The next line without its end; None at the end of the answer.
+    def _line(self) -> bytes:
+        """The next line without its end; some servers leave the mark at the end out.
 
         Raises:
             EngineError: the server has gone silent or away.
@@ -150,28 +207,48 @@ class RemoteStream(Iterator[Delta]):
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise EngineError(f"the answer broke off: {error}") from error
-        return line.rstrip(b"\r\n") if line else None
-
-    def _accept(self, chunk: Any) -> Delta | None:
-        if "error" in chunk:
+        if not line and self._reason is None:
             self.close()
-            raise EngineError(str(chunk["error"].get("message", "the server failed")))
-        usage = chunk.get("usage")
-        if usage:
-            details = usage.get("prompt_tokens_details") or {}
+            raise EngineError("the answer broke off before its end")
+        line = line.rstrip(b"\r\n") if line else _DONE
+        return _DONE if line == b"data:[DONE]" else line
+
+    def _accept(self, chunk: _Chunk) -> Delta | None:
+        if chunk.error is not None:
+            self.close()
+            raise EngineError(chunk.error if isinstance(chunk.error, str) else chunk.error.message)
+        if chunk.usage is not None:
+            details = chunk.usage.prompt_tokens_details or _Details()
             self._usage = Usage(
-                usage["prompt_tokens"], usage["completion_tokens"], details.get("cached_tokens", 0)
+                chunk.usage.prompt_tokens,
+                chunk.usage.completion_tokens,
+                details.cached_tokens or 0,
             )
-        for choice in chunk.get("choices", ()):
-            text = choice["delta"].get("content") or ""
+        for choice in chunk.choices or ():
+            text = choice.delta.content or ""
             if text and self._first_seconds is None:
                 self._first_seconds = time.monotonic()
             self._text.append(text)
-            reason = choice.get("finish_reason")
-            if reason is not None:
-                self._reason = _REASONS.get(reason, FinishReason.STOP)
+            if choice.finish_reason is not None:
+                self._reason = _REASONS.get(choice.finish_reason, FinishReason.STOP)
             return Delta(0, text, finish_reason=self._reason)
         return None
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        address = url.strip()
+        parts = urlsplit(address if "//" in address else f"http://{address}")
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            parts.hostname.encode("idna")
+            return parts
+    except ValueError:
+        pass
+    raise InvalidRequest(
+        f"{url!r} is not the address of a server",
+        field="--url",
+        remedy="write for example --url http://127.0.0.1:8000",
+    )
 
 
 def _fields(params: SamplingParams) -> dict[str, Any]:
@@ -205,20 +282,16 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 
 def _refusal(status: int, body: bytes) -> OctavoError:
     try:
-        error = json.loads(body)["error"]
-        message, field = str(error["message"]), error.get("param")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        message, field = f"the server answered with status {status}", None
-    message = message.removeprefix(f"{field}: ") if field else message
+        error = msgspec.json.decode(body, type=_ErrorBody).error
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        error = _Problem(f"the server answered with status {status}")
+    message = error.message.removeprefix(f"{error.param}: ")
     kind = InvalidRequest if 400 <= status < 500 else EngineError
-    return kind(message, field=field)
+    return kind(message, field=error.param)
 
 
-def _decoded(data: bytes) -> Any:
+def _decoded(data: bytes) -> _Chunk:
     try:
-        chunk = json.loads(data)
-    except ValueError:
-        chunk = None
-    if not isinstance(chunk, dict):
-        raise EngineError("the server sent an event that is not a JSON object")
-    return chunk
+        return msgspec.json.decode(data, type=_Chunk)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise EngineError(f"the server sent an event that cannot be read: {error}") from error
