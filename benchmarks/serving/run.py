@@ -173,7 +173,6 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     pace.add_argument("--at-once", type=int, help="closed loop: clients that ask one by one")
     pace.add_argument("--rate", type=float, help="open loop: Poisson arrivals a second")
     group.add_argument("--seed", type=int, default=0)
-    group.add_argument("--warmup", type=int, default=2, help="requests before, not counted")
 
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,6 +185,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--free-ends", action="store_true", help="the model may end its answers")
     group.add_argument("--unstreamed", action="store_true")
     group.add_argument("--temperature", type=float, default=0.0)
+    group.add_argument("--warmup", type=int, default=2, help="requests before, not counted")
     group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
     group.add_argument(
         "--extra", default="{}", metavar="JSON", help="more fields of each body; null takes one out"
