@@ -236,6 +236,7 @@ def app_on_fake(
             await client.close()
             http_server.end()
             await serving
+            service.close()
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         thread.start()

@@ -97,6 +97,7 @@ def test_a_second_interrupt_ends_at_once(long_path: Path) -> None:
             assert server.process.poll() is None
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(PATIENCE_SECONDS) == 130
+        assert "Traceback" not in "".join(server.log)
         server.wait_until(lambda: not Path(f"/proc/{engine}").exists())
 
 

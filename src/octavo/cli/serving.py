@@ -83,6 +83,7 @@ class Serving:
                 await service.client.close()
                 http.end()
                 await asyncio.gather(listening, return_exceptions=True)
+                service.close()
         finally:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -41,16 +39,9 @@ COUNTED = ("/v1/completions", "/v1/chat/completions")
 
 
 def create_app(service: Service) -> Starlette:
-    """The application of one service, whose threads end with it."""
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        service.close()
-
+    """The application of one service."""
     app = Starlette(
         routes=ROUTES,
-        lifespan=lifespan,
         exception_handlers={
             ApiError: _api_error,
             OctavoError: _octavo_error,

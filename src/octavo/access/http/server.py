@@ -24,7 +24,7 @@ class HttpServer(uvicorn.Server):
             http=bounded_protocol(raise_descriptor_limit(max_connections)),
             ws="none",
             loop="asyncio",
-            lifespan="on",
+            lifespan="off",  # what lasts as long as the server belongs to its owner
             log_config=None,
             access_log=False,
             proxy_headers=False,
