@@ -100,5 +100,5 @@ def test_scalar_tier(oracle: Oracle, path: Path, smollm2_path: Path) -> None:
     model = _cpu(path, "int8x2", tier="scalar")
     found = compare(oracle, {"scalar": model}, "english", SCALAR_TOKENS)["scalar"]
     assert found.tokens == SCALAR_TOKENS
-    assert found.top1 >= 0.99
+    assert found.top1 >= 0.995
     assert -1e-6 <= found.mean_kl <= 1e-4
