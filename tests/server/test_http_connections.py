@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import time
 from pathlib import Path
@@ -127,6 +128,20 @@ def test_a_refused_body_that_goes_on_does_not_break_the_answer(tiny_path: Path) 
             answer = read_all(connection)
         assert answer.startswith(b"HTTP/1.1 413 ")
         assert b'{"status":"live"}' in answer
+
+
+def test_bodies_have_a_limit_together(tiny_path: Path) -> None:
+    part = HEAD + b"content-length: 1000\r\n\r\n" + b" " * 999
+    with app_on_fake(tiny_path, service_options={"max_body_bytes": 1000}) as server:
+        with contextlib.ExitStack() as stack:
+            connections = [stack.enter_context(connect(server)) for _ in range(9)]
+            for connection in connections:
+                connection.sendall(part)
+            (refused,), _, _ = select.select(connections, [], [], PATIENCE_SECONDS)
+            answer = read_all(refused)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b'"code":"too_many_bodies"' in answer
+        server.wait_until(lambda: server.complete(prompt="a" * 800, max_tokens=1)["usage"])
 
 
 LONG = b'{"prompt": "the cat", "max_tokens": 8000, "ignore_eos": true, "stream": %b}'

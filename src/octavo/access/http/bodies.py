@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from octavo.access.http.errors import ApiError, invalid
-from octavo.access.http.service import Service
+from octavo.access.http.errors import ApiError, invalid, unavailable
+from octavo.access.http.service import BODIES_AT_ONCE, Service
 from octavo.core.errors import InvalidRequest
 from octavo.text.checks import check_text
 
@@ -26,7 +26,8 @@ async def read_object(request: Request, service: Service) -> dict[str, Any]:
     """The JSON object in the body.
 
     Raises:
-        ApiError: 415 not declared as JSON, 413 too long, 408 too slow, 400 not a JSON object.
+        ApiError: 415 not declared as JSON, 413 too long, 408 too slow, 400 not a JSON object, 503
+            too many long bodies at the same time.
         ClientDisconnect: the client has left.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -105,6 +106,14 @@ async def _read(request: Request, service: Service) -> bytes:
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
         raise _too_long(limit)
     chunks: list[bytes] = []
+    try:
+        return await _collect(request, service, chunks)
+    finally:
+        service.held_body_bytes -= sum(map(len, chunks))
+
+
+async def _collect(request: Request, service: Service, chunks: list[bytes]) -> bytes:
+    limit = service.max_body_bytes
     size = 0
     while True:
         try:
@@ -123,6 +132,9 @@ async def _read(request: Request, service: Service) -> bytes:
         if size > limit:
             raise _too_long(limit)
         chunks.append(chunk)
+        service.held_body_bytes += len(chunk)
+        if service.held_body_bytes > BODIES_AT_ONCE * limit:
+            raise unavailable("too many long requests at once", code="too_many_bodies", close=True)
         if not message.get("more_body", False):
             return b"".join(chunks)
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
+BODIES_AT_ONCE = 8
+"""Longest bodies that may be held at the same time, so that many connections are no way around
+the limit of one."""
 INLINE_CHARACTERS = 4096
 """Less text than this is tokenized faster than a thread is woken."""
 
@@ -35,7 +38,7 @@ def random_id() -> str:
 
 @dataclass(slots=True)
 class Service:
-    """One served model. Belongs to the event loop; only `draining` changes.
+    """One served model. Belongs to the event loop; only `draining` and `held_body_bytes` change.
 
     `ping_seconds` is the longest silence of a stream, `body_seconds` the longest pause inside a
     request body.
@@ -53,6 +56,8 @@ class Service:
     body_seconds: float = 30.0
     started_seconds: float = field(default_factory=time.time)
     draining: bool = False
+    held_body_bytes: int = 0
+    """Of all requests that are being read."""
     executor: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="tokenize")
     )
