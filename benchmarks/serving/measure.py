@@ -23,6 +23,10 @@ class MeasurementError(Exception):
     """The server cannot be measured as asked; the message says why and what to do."""
 
 
+class InterruptedEarly(MeasurementError):
+    """Stopped before the load began."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How requests look.
@@ -86,7 +90,7 @@ async def measure(
     """
     prepared = await unless(stop, _prepare(target, load, options, clock))
     if prepared is None:
-        raise MeasurementError("interrupted before the load began")
+        raise InterruptedEarly("interrupted before the load began")
     records: list[Record] = []
 
     def keep(record: Record) -> None:

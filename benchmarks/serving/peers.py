@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.serving.connection import Target
 from benchmarks.serving.load import LOADS, Load
-from benchmarks.serving.measure import Measurement, MeasurementError, Options
+from benchmarks.serving.measure import InterruptedEarly, Measurement, MeasurementError, Options
 from benchmarks.serving.processes import StartError, llama_cpp_server, octavo_server
 from benchmarks.serving.report import Spread, Summary, machine
 from benchmarks.serving.run import (
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_MISUSED
     except (MeasurementError, StartError, OctavoError) as error:
         print(error, file=sys.stderr)
-        return EXIT_FAILED
+        return EXIT_INTERRUPTED if isinstance(error, InterruptedEarly) else EXIT_FAILED
     rows = _comparisons(runs, options.peer)
     print(_table(rows, options.peer))
     if options.json:

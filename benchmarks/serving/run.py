@@ -15,7 +15,14 @@ from pathlib import Path
 
 from benchmarks.serving.connection import Target
 from benchmarks.serving.load import LOADS, Lengths, Load
-from benchmarks.serving.measure import ROUTES, Measurement, MeasurementError, Options, measure
+from benchmarks.serving.measure import (
+    ROUTES,
+    InterruptedEarly,
+    Measurement,
+    MeasurementError,
+    Options,
+    measure,
+)
 from benchmarks.serving.pace import Record
 from benchmarks.serving.processes import StartError, octavo_server
 from benchmarks.serving.report import machine, record_tree, table
@@ -40,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             measurement = run(target, load, request_options)
     except (MeasurementError, StartError) as error:
         print(error, file=sys.stderr)
-        return EXIT_FAILED
+        return EXIT_INTERRUPTED if isinstance(error, InterruptedEarly) else EXIT_FAILED
     print(f"{measurement.model} at {target.url}, route {request_options.route}, {load}")
     print(table(measurement.summary))
     if options.json:

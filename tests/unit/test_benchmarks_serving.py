@@ -198,8 +198,8 @@ def test_an_interrupt_sums_up_what_there_is(
     model = SlowModel(512, 1024, answers=range(300, 500))
     file = tmp_path / "found.json"
     command = [sys.executable, "-m", "benchmarks.serving"]
-    # Half a minute if nobody interrupts it.
-    flags = ["--requests=200", "--prompt=8", "--output=5-400", "--at-once=4", f"--json={file}"]
+    # Many seconds if nobody interrupts it.
+    flags = ["--requests=60", "--prompt=8", "--output=20-700", "--at-once=4", f"--json={file}"]
     with app_on_fake(path, model) as server:
         process = subprocess.Popen(
             [*command, server.url, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -213,6 +213,6 @@ def test_an_interrupt_sums_up_what_there_is(
         assert b"(interrupted)" in shown
         assert b"Traceback" not in errors
         summary = json.loads(file.read_text())["summary"]
-        assert 0 < summary["whole"] < 200
+        assert 0 < summary["whole"] < 60
         assert summary["failures"] == {}
         server.wait_idle()
