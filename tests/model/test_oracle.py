@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from oracle import Agreement, Oracle, compare, consult, sample_texts
 
 from octavo.compute.batch import StepModel
 from octavo.compute.kernels.cpu.model import CpuModel
@@ -16,6 +15,7 @@ from octavo.compute.kernels.reference.model import ReferenceModel
 from octavo.compute.load.source import GgufWeights
 from octavo.compute.models.registry import load_program
 from octavo.core.gguf import GgufFile
+from oracle import Agreement, Oracle, compare, consult, sample_texts
 
 MODES = ("fp32", "int8x2", "int8")
 NUMPY_TOKENS = 576
