@@ -108,7 +108,12 @@ class PageCacheMachine(RuleBasedStateMachine):
             return
         key, parent = table.keys[place], table.keys[place - 1] if place else None
         found = self.cache.look_up(table.keys[: place + 1])
-        keeps_other = len(found) == place + 1 and self.cache.pool.state[found[-1]] == HELD
+        # After a repair two tables that share a page publish it one after the other.
+        keeps_other = (
+            len(found) == place + 1
+            and found[-1] != table.pages[place]
+            and self.cache.pool.state[found[-1]] == HELD
+        )
         is_found = self.cache.publish(table.pages[place], key, parent)
         assert is_found != keeps_other
         table.published += 1
@@ -181,6 +186,20 @@ class PageCacheMachine(RuleBasedStateMachine):
             held = {page for table in self.tables for page in table.pages}
             assert pool.held_count == len(held)
             assert pool.free_count + pool.cached_count == pool.pages - len(held)
+
+
+def test_a_shared_page_is_published_by_both_its_tables_after_a_repair() -> None:
+    cache = PageCache(1)
+    page = cache.allocate()
+    key = child_key(ROOT, [0])
+    assert cache.publish(page, key, None)
+    cache.share(cache.look_up([key]))
+    cache.repair([[page], [page]])
+    assert cache.look_up([key]) == []
+    assert cache.publish(page, key, None)
+    assert cache.publish(page, key, None)
+    assert cache.look_up([key]) == [page]
+    assert cache.audit([[page], [page]]) == []
 
 
 PageCacheMachine.TestCase.settings = settings(
