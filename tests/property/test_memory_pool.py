@@ -202,6 +202,20 @@ def test_a_shared_page_is_published_by_both_its_tables_after_a_repair() -> None:
     assert cache.audit([[page], [page]]) == []
 
 
+def test_a_draft_finds_no_page_whose_key_a_twin_inherits() -> None:
+    cache = PageCache(2)
+    key = child_key(ROOT, [0])
+    indexed, twin = cache.allocate(), cache.allocate()
+    assert cache.publish(indexed, key, None)
+    assert not cache.publish(twin, key, None)
+    draft = PageDraft(cache)
+    assert draft.look_up([key]) == [indexed]
+    draft.release([indexed])
+    assert draft.look_up([key]) == []
+    cache.release([indexed])
+    assert cache.look_up([key]) == [twin]
+
+
 PageCacheMachine.TestCase.settings = settings(
     max_examples=80, stateful_step_count=40, deadline=None
 )

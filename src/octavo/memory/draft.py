@@ -52,10 +52,16 @@ class PageDraft:
                 self.available += 1
 
     def look_up(self, keys: Sequence[bytes]) -> list[int]:
-        """As `PageCache.look_up`, without pages that this draft has taken."""
+        """As `PageCache.look_up`, up to the first page that this draft has taken.
+
+        It also ends before a page that was released here and has a twin: at the commit the twin
+        inherits the key, and the page is free.
+        """
         pages = self._cache.look_up(keys)
         for place, page in enumerate(pages):
-            if page in self._taken:
+            if page in self._taken or (
+                self._refs.get(page) == 0 and self._cache.index.has_twin(page)
+            ):
                 return pages[:place]
         return pages
 

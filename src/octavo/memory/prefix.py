@@ -50,6 +50,10 @@ class PrefixIndex:
         identity = self.hash_id[page]
         return identity != NONE and self.page[identity] == page
 
+    def has_twin(self, page: int) -> bool:
+        """Whether another page of the same content would inherit the key of an indexed page."""
+        return self.hash_id[page] in self.twins
+
     def insert(self, page: int, key: bytes, parent_key: bytes | None) -> bool:
         """Index a key that is not indexed; False if its parent is not, then nothing changes."""
         parent = NONE
