@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,15 @@ from octavo.core.catalog import models_dir as octavo_models_dir
 from octavo.core.catalog import pull
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Give Ctrl-C its meaning back: a run started in the background of a shell ignores it.
+
+    Programs that tests start would inherit that, and tests of interrupts would wait for ever.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
