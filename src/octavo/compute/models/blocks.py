@@ -12,6 +12,7 @@ from octavo.compute.models.checkpoint import EMBEDDING, HEAD, HEAD_NORM, Checkpo
 from octavo.compute.program import (
     Add,
     Attention,
+    Embedding,
     GeluMul,
     KvLayout,
     KvWrite,
@@ -157,6 +158,25 @@ def program(checkpoint: Checkpoint, config: Config, operators: list[Operator]) -
         context_tokens=config.context,
         hidden_size=config.hidden,
     )
+
+
+def pre_norm_decoder(
+    checkpoint: Checkpoint, config: Config, settings: AttentionSettings
+) -> Program:
+    """The whole program of families with one norm before each branch and a SiLU gate."""
+    operators: list[Operator] = [Embedding(RESIDUAL, EMBEDDING)]
+    for layer in range(config.layers):
+        prefix = f"blk.{layer}."
+        operators += [
+            norm(checkpoint, config, f"{prefix}attn_norm.weight", NORMED, RESIDUAL),
+            *attention(checkpoint, config, layer, settings),
+            add_branch(),
+            norm(checkpoint, config, f"{prefix}ffn_norm.weight", NORMED, RESIDUAL),
+            *feed_forward(checkpoint, config, layer, SiluMul),
+            add_branch(),
+        ]
+    operators += head(checkpoint, config)
+    return program(checkpoint, config, operators)
 
 
 def _rope(config: Config, settings: RopeSettings, name: str, heads: int) -> Rope:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from octavo.compute.models import blocks
-from octavo.compute.models.checkpoint import EMBEDDING, ROPE_FACTORS, Checkpoint, read_config
-from octavo.compute.program import Embedding, Operator, Program, RopeStyle, SiluMul
+from octavo.compute.models.checkpoint import ROPE_FACTORS, Checkpoint, read_config
+from octavo.compute.program import Program, RopeStyle
 
 
 def build(checkpoint: Checkpoint) -> Program:
@@ -22,20 +22,4 @@ def build(checkpoint: Checkpoint) -> Program:
         scale=checkpoint.number("attention.scale", 1e-6, 1e6, default=config.head_dim**-0.5),
         window=checkpoint.integer("attention.sliding_window", 0, 2**30, default=0),
     )
-    operators: list[Operator] = [Embedding(blocks.RESIDUAL, EMBEDDING)]
-    for layer in range(config.layers):
-        prefix = f"blk.{layer}."
-        operators += [
-            blocks.norm(
-                checkpoint, config, f"{prefix}attn_norm.weight", blocks.NORMED, blocks.RESIDUAL
-            ),
-            *blocks.attention(checkpoint, config, layer, settings),
-            blocks.add_branch(),
-            blocks.norm(
-                checkpoint, config, f"{prefix}ffn_norm.weight", blocks.NORMED, blocks.RESIDUAL
-            ),
-            *blocks.feed_forward(checkpoint, config, layer, SiluMul),
-            blocks.add_branch(),
-        ]
-    operators += blocks.head(checkpoint, config)
-    return blocks.program(checkpoint, config, operators)
+    return blocks.pre_norm_decoder(checkpoint, config, settings)
