@@ -27,10 +27,10 @@ def test_leaving_frees_rows_and_pages(long_server: Server, stream: bool) -> None
 
 def test_leaving_the_queue_leaves_the_running_alone(tiny_path: Path) -> None:
     model = SlowModel(512, 1024, answers=range(300, 500))
-    model.step_seconds = 0.02
     with app_on_fake(tiny_path, model, max_rows=1) as slow:
         body = {"prompt": [5, 6], "max_tokens": 60, "ignore_eos": True, "seed": 1}
         alone = slow.complete(**body)["choices"][0]["text"]
+        model.step_seconds = 0.5  # so that it runs for longer than the rest takes
         with slow.open(COMPLETIONS, {**body, "stream": True}) as running:
             slow.wait_until(lambda: slow.metric("octavo_running") == 1)
             for stream in (True, False):
@@ -38,6 +38,7 @@ def test_leaving_the_queue_leaves_the_running_alone(tiny_path: Path) -> None:
                     slow.wait_until(lambda: slow.metric("octavo_waiting") == 1)
                 slow.wait_until(lambda: slow.metric("octavo_waiting") == 0)
                 assert slow.metric("octavo_running") == 1
+            model.step_seconds = 0
             data = b""
             while b"[DONE]" not in data:
                 data += running.recv(65536)
@@ -49,7 +50,7 @@ def test_leaving_the_queue_leaves_the_running_alone(tiny_path: Path) -> None:
 
 def test_leaving_in_the_middle_of_a_prompt(tiny_path: Path) -> None:
     model = SlowModel(512, 1024, answers=range(300, 500))
-    model.step_seconds = 0.6  # 256 tokens of a prompt a step
+    model.step_seconds = 1.5  # 256 tokens of a prompt a step
     with app_on_fake(tiny_path, model) as slow:
         computed = slow.metric("octavo_engine_computed_tokens_total")
         with slow.open(COMPLETIONS, {"prompt": [7] * 1000, "max_tokens": 5}):

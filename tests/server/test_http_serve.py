@@ -84,6 +84,17 @@ def test_the_deadline_of_a_drain_ends_what_is_left(long_path: Path) -> None:
         assert "shutting down" in error["message"]
 
 
+def test_the_deadline_of_a_drain_drops_whoever_does_not_read(long_path: Path) -> None:
+    with octavo_serve(long_path, settings=(*LONG_SETTINGS, "server.drain_seconds=0")) as server:
+        assert server.process is not None
+        unread = {**LONG, "max_tokens": 1500, "n": 8, "logprobs": 20}
+        with server.open(COMPLETIONS, unread):
+            server.wait_until(lambda: server.metric("octavo_requests_total", outcome="length") == 8)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(PATIENCE_SECONDS) == 0
+        assert "Traceback" not in "".join(server.log)
+
+
 def test_a_second_interrupt_ends_at_once(long_path: Path) -> None:
     with octavo_serve(long_path, settings=(*LONG_SETTINGS, "server.drain_seconds=600")) as server:
         assert server.process is not None

@@ -144,7 +144,7 @@ class Serving:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if force.done():
-                http.force_exit = True
+                http.drop()
                 return EXIT_INTERRUPTED
             ending.result()
             return EXIT_DRAINED
@@ -165,9 +165,7 @@ class Serving:
         while service.client.open_calls and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_SECONDS)
         await service.client.close()
-        left_seconds = max(int(deadline - time.monotonic()), _FLUSH_SECONDS)
-        http.config.timeout_graceful_shutdown = left_seconds
-        http.end()
+        http.end(max(deadline - time.monotonic(), _FLUSH_SECONDS))
         await asyncio.shield(listening)
         await supervisor.drain(_FLUSH_SECONDS)
 

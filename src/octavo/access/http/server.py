@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 from collections.abc import Collection, Iterator
 
 import uvicorn
@@ -13,6 +15,8 @@ from octavo.access.http.listen import raise_descriptor_limit
 from octavo.access.http.protocol import bounded_protocol
 
 KEEP_ALIVE_SECONDS = 30
+_DROPPED_SECONDS = 5
+"""How long answers may take to notice that their connections were dropped."""
 
 
 class HttpServer(uvicorn.Server):
@@ -30,14 +34,30 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=1,
         )
         super().__init__(config)
+        self._grace_seconds = 1.0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def end(self) -> None:
-        """Stop listening, end what is still open after a second, and return from `serve`."""
+    def end(self, grace_seconds: float = 1.0) -> None:
+        """Stop listening, drop what is still open after `grace_seconds`, return from `serve`."""
+        self._grace_seconds = grace_seconds
         self.should_exit = True
+
+    def drop(self) -> None:
+        """End at once: to the answers that are left, their clients have gone."""
+        self.end(0)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What uvicorn does, but without cancelling tasks, which it would report as defects."""
+        self.config.timeout_graceful_shutdown = int(self._grace_seconds) + _DROPPED_SECONDS
+        timer = asyncio.get_running_loop().call_later(self._grace_seconds, self.drop)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
