@@ -315,6 +315,23 @@ class Terminal:
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
+    def interrupt_until(self, wanted: str, timeout_seconds: float = 60.0) -> None:
+        """Press Ctrl-C, and again as people do: Python misses one that comes just before it waits.
+
+        It looks for signals before the wait for a line and after it, not in between.
+        """
+        end = time.monotonic() + timeout_seconds
+        while wanted not in self._text:
+            self.interrupt()
+            again = min(time.monotonic() + 1, end)
+            while (
+                wanted not in self._text
+                and select.select([self._side], [], [], max(again - time.monotonic(), 0))[0]
+            ):
+                self._read(end, wanted)
+            assert time.monotonic() < end, f"{wanted!r} did not come after: {self._text!r}"
+        self.expect(wanted)
+
     def close(self) -> int:
         """Exit status; kills what does not end by itself."""
         try:
@@ -335,8 +352,7 @@ def test_conversation_on_a_terminal(model: str) -> None:
         terminal.interrupt()
         terminal.expect("[prompt")
         terminal.expect("you> ")
-        terminal.interrupt()
-        terminal.expect("/exit or Ctrl-D leaves")
+        terminal.interrupt_until("/exit or Ctrl-D leaves")
         terminal.expect("you> ")
         terminal.type("/reset\n")
         terminal.expect("the conversation is forgotten")
