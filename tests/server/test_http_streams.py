@@ -170,10 +170,10 @@ def test_a_request_that_runs_out_of_time_says_so(tiny_path: Path) -> None:
     model.step_seconds = 0.02
     with app_on_fake(tiny_path, model, max_rows=1) as slow:
         body = {"prompt": "the cat", "max_tokens": 900, "ignore_eos": True}
-        ended = slow.post(COMPLETIONS, {**body, "timeout_seconds": 0.5}).json()
+        ended = slow.post(COMPLETIONS, {**body, "timeout_seconds": 1.5}).json()
         assert ended["choices"][0]["finish_reason"] == "timeout"
         assert 0 < ended["usage"]["completion_tokens"] < 100
-        chunks = slow.post(COMPLETIONS, {**body, "timeout_seconds": 0.5, "stream": True}).events
+        chunks = slow.post(COMPLETIONS, {**body, "timeout_seconds": 1.5, "stream": True}).events
         assert chunks[-1]["choices"][0]["finish_reason"] == "timeout"
         with slow.open(COMPLETIONS, body):  # keeps the only row
             slow.wait_until(lambda: slow.metric("octavo_running") == 1)
