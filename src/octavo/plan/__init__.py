@@ -1,0 +1,1 @@
+"""Trace replay: the real scheduler and page pool on a model of time."""
