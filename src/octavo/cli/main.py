@@ -18,6 +18,7 @@ VERBS = {
     "demo": "Start a server, ask it a question over HTTP.",
     "generate": "Complete a prompt.",
     "perplexity": "Measure how well a model predicts a text.",
+    "plan": "Replay recorded load on a model of time; measure what steps cost.",
     "pull": "Fetch a model by name, once.",
     "serve": "Serve a model over HTTP, with the OpenAI API.",
     "settings": "Show every setting and where it came from.",

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.errors import InvalidRequest
-from octavo.plan.profile import FitError, StepCost
-from octavo.plan.shape import StepShape
 from octavo.plan.statistics import percentile
+from octavo.schedule.cost import FEATURES, CostProfile, StepShape
 
 _OUTLIER_FACTOR = 3.0
 _ROUNDS = 8
@@ -21,9 +20,23 @@ class StepSample:
     shape: StepShape
     seconds: float
 
+    @property
+    def features(self) -> tuple[float, ...]:
+        """What the coefficients are multiplied by, in the order of `FEATURES`."""
+        shape = self.shape
+        return (1.0, shape.tokens, shape.decode_rows, shape.past_tokens, shape.chunk_square)
 
-def fit_cost(samples: Sequence[StepSample]) -> tuple[StepCost, FitError]:
-    """The cost that explains the samples best, and how well it does.
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A cost whose `error` is the median relative one of the samples, and their 90th percentile."""
+
+    cost: CostProfile
+    p90_error: float
+
+
+def fit_cost(samples: Sequence[StepSample], *, machine: str = "", model: str = "") -> Fit:
+    """The cost that explains the samples best.
 
     Errors count relative to the measured time, so that short steps matter as much as long ones.
     Samples further off than three times the median error lose weight in proportion (Huber's
@@ -32,9 +45,9 @@ def fit_cost(samples: Sequence[StepSample]) -> tuple[StepCost, FitError]:
     Raises:
         InvalidRequest: there are fewer samples than coefficients, or they are all alike.
     """
-    features = [sample.shape.features for sample in samples]
+    features = [sample.features for sample in samples]
     seconds = [sample.seconds for sample in samples]
-    if min(seconds, default=0.0) <= 0 or len(samples) < len(StepCost.__dataclass_fields__):
+    if min(seconds, default=0.0) <= 0 or len(samples) < len(FEATURES):
         raise InvalidRequest("are too few to fit a cost to, or took no time", field="samples")
     weights = [1.0] * len(samples)
     values: list[float] = []
@@ -44,8 +57,18 @@ def fit_cost(samples: Sequence[StepSample]) -> tuple[StepCost, FitError]:
         limit = _OUTLIER_FACTOR * max(percentile(errors, 50), 1e-9)
         weights = [min(1.0, limit / max(error, 1e-12)) for error in errors]
     errors = _relative_errors(features, seconds, values)
-    quality = FitError(percentile(errors, 50), percentile(errors, 90), len(samples))
-    return StepCost(*values), quality
+    constant, token, decode_row, past_token, chunk_square = values
+    cost = CostProfile(
+        constant=constant,
+        token=token,
+        decode_row=decode_row,
+        past_token=past_token,
+        chunk_square=chunk_square,
+        error=percentile(errors, 50),
+        machine=machine,
+        model=model,
+    )
+    return Fit(cost, percentile(errors, 90))
 
 
 def _relative_errors(

@@ -1,87 +1,70 @@
-"""How long steps take on one machine with one model, as a file."""
+"""A file that says how long steps take on one machine with one model."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from octavo.core.errors import InvalidRequest
-from octavo.plan.shape import StepShape
+from octavo.core.errors import SettingsError
+from octavo.schedule.cost import CostProfile
 
 FORMAT = "octavo-profile-1"
 _MAX_FILE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds of a step: a constant, and so much for each unit of its shape."""
+class EngineFacts:
+    """What the engine was that a profile was measured on.
 
-    constant_seconds: float
-    token_seconds: float
-    sampled_row_seconds: float
-    past_pair_seconds: float
-    chunk_pair_seconds: float
-
-    def predict(self, shape: StepShape) -> float:
-        """Seconds that a step of this shape takes."""
-        return (
-            self.constant_seconds
-            + self.token_seconds * shape.tokens
-            + self.sampled_row_seconds * shape.sampled_rows
-            + self.past_pair_seconds * shape.past_pairs
-            + self.chunk_pair_seconds * shape.chunk_pairs
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class FitError:
-    """How far the cost is from the steps it was fitted to, relative to the measured time."""
-
-    median_relative: float
-    p90_relative: float
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A step cost, where it was measured, and what the engine made of the memory there.
-
-    `layer_token_bytes` is what one token takes in the KV cache of one layer.
+    `layer_token_bytes` is what a token takes in the KV cache of one layer, `kv_bytes` the whole
+    cache.
     """
 
-    machine: str
-    model: str
     threads: int
     context_tokens: int
     layers: int
     layer_token_bytes: int
     kv_bytes: int
-    cost: StepCost
-    error: FitError
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A step cost fitted to `steps` measured steps, and its engine.
+
+    `cost.error` is the median, `p90_error` the 90th percentile of the errors of those steps,
+    relative to their measured time. The file is also one of `schedule.cost.read_profile`.
+    """
+
+    cost: CostProfile
+    p90_error: float
+    steps: int
+    engine: EngineFacts
 
     def to_json(self) -> str:
         """The content of a profile file."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
+        more = {"p90_error": self.p90_error, "steps": self.steps, "engine": asdict(self.engine)}
+        return json.dumps({"format": FORMAT, **asdict(self.cost), **more}, indent=2) + "\n"
 
 
 def read_profile(path: Path) -> Profile:
     """A profile file.
 
     Raises:
-        InvalidRequest: it cannot be read or is no profile; the field names what is wrong.
+        SettingsError: it cannot be read or is no profile; the field names what is wrong.
     """
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise InvalidRequest(f"cannot be read: {error.strerror}", field=str(path)) from error
+        raise SettingsError(f"cannot be read: {error.strerror}", field=str(path)) from error
     if len(data) > _MAX_FILE_BYTES:
-        raise InvalidRequest(f"is larger than {_MAX_FILE_BYTES} bytes", field=str(path))
+        raise SettingsError(f"is larger than {_MAX_FILE_BYTES} bytes", field=str(path))
     return parse_profile(data, str(path))
 
 
@@ -95,43 +78,42 @@ def parse_profile(data: bytes, source: str) -> Profile:
     """A profile from the bytes of its file.
 
     Raises:
-        InvalidRequest: the bytes are no profile.
+        SettingsError: the bytes are no profile.
     """
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"is not JSON: {error}", field=source) from error
+        raise SettingsError(f"is not JSON: {error}", field=source) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InvalidRequest(
+        raise SettingsError(
             f"is no profile of format {FORMAT}",
             field=source,
             remedy="write one with octavo plan calibrate",
         )
     values = _Values(content, source)
+    engine = values.section("engine")
     return Profile(
+        cost=_cost(values),
+        p90_error=values.number("p90_error"),
+        steps=values.count("steps"),
+        engine=EngineFacts(**{name: engine.count(name) for name in EngineFacts.__slots__}),
+    )
+
+
+def _cost(values: _Values) -> CostProfile:
+    cost = CostProfile(
+        constant=values.number("constant"),
+        token=values.number("token"),
+        decode_row=values.number("decode_row"),
+        past_token=values.number("past_token"),
+        chunk_square=values.number("chunk_square"),
+        error=values.number("error"),
         machine=values.text("machine"),
         model=values.text("model"),
-        threads=values.count("threads"),
-        context_tokens=values.count("context_tokens"),
-        layers=values.count("layers"),
-        layer_token_bytes=values.count("layer_token_bytes"),
-        kv_bytes=values.count("kv_bytes"),
-        cost=_cost(values.section("cost")),
-        error=_error(values.section("error")),
     )
-
-
-def _cost(values: _Values) -> StepCost:
-    cost = StepCost(**{item.name: values.number(item.name) for item in fields(StepCost)})
-    if cost.constant_seconds + cost.token_seconds <= 0:
-        raise values.wrong("constant_seconds", "must not be 0 together with token_seconds")
+    if cost.constant + cost.token <= 0:
+        raise values.wrong("constant", "must not be 0 together with token")
     return cost
-
-
-def _error(values: _Values) -> FitError:
-    return FitError(
-        values.number("median_relative"), values.number("p90_relative"), values.count("steps")
-    )
 
 
 class _Values:
@@ -142,8 +124,8 @@ class _Values:
         self._source = source
         self._prefix = prefix
 
-    def wrong(self, name: str, message: str) -> InvalidRequest:
-        return InvalidRequest(message, field=f"{self._source}: {self._prefix}{name}")
+    def wrong(self, name: str, message: str) -> SettingsError:
+        return SettingsError(message, field=f"{self._source}: {self._prefix}{name}")
 
     def section(self, name: str) -> _Values:
         value = self._content.get(name)
@@ -165,6 +147,8 @@ class _Values:
 
     def number(self, name: str) -> float:
         value = self._content.get(name)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise self.wrong(name, "must be a number of at least 0")
-        return float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            with suppress(OverflowError):
+                if 0 <= float(value) < math.inf:
+                    return float(value)
+        raise self.wrong(name, "must be a number of at least 0")

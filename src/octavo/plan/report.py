@@ -129,9 +129,7 @@ def _class_report(
         cached_tokens=sum(record.cached_tokens for record in records),
         answer_tokens=sum(record.answer_tokens for record in records),
         queue_seconds=_spread_known(record.queue_seconds for record in records),
-        first_token_seconds=_spread_known(
-            record.time_to_first_token_seconds for record in records
-        ),
+        first_token_seconds=_spread_known(record.time_to_first_token_seconds for record in records),
         token_seconds=_spread_known(record.seconds_per_token for record in records),
         gap_seconds=spread(gap for record in records for gap in record.gap_seconds),
         targets=targets,
@@ -186,8 +184,8 @@ def format_report(report: Report) -> str:
         f"pages held {used['pages_held']:.1%} (peak {used['pages_held_peak']:.1%})",
         f"tokens       {steps['computed_tokens']:.0f} computed, "
         f"{cache['hit_share']:.1%} of the prompts from the cache",
-        f"cache        {cache['hit_pages']:.0f} pages reused, {cache['evicted_pages']:.0f} evicted, "
-        f"{cache['prefix_waits']:.0f} waits for a prefix",
+        f"cache        {cache['hit_pages']:.0f} pages reused, "
+        f"{cache['evicted_pages']:.0f} evicted, {cache['prefix_waits']:.0f} waits for a prefix",
         f"preemptions  {report.preemptions}",
     ]
     return "\n".join(lines)
@@ -202,8 +200,12 @@ def _class_lines(one: ClassReport) -> list[str]:
     ]
     rows = (
         ("queue", one.queue_seconds, None, None),
-        ("TTFT", one.first_token_seconds, one.targets.first_token_seconds,
-         one.first_token_attainment),
+        (
+            "TTFT",
+            one.first_token_seconds,
+            one.targets.first_token_seconds,
+            one.first_token_attainment,
+        ),
         ("TPOT", one.token_seconds, one.targets.token_seconds, one.token_attainment),
         ("inter-token", one.gap_seconds, None, None),
     )
@@ -212,8 +214,8 @@ def _class_lines(one: ClassReport) -> list[str]:
             f"{_milliseconds(value):>10}"
             for value in (found.p50, found.p90, found.p99, found.longest)
         )
-        promise = "" if target is None or kept is None else (
-            f"  {_milliseconds(target):>10}{kept:>8.1%}"
+        promise = (
+            "" if target is None or kept is None else (f"  {_milliseconds(target):>10}{kept:>8.1%}")
         )
         lines.append(f"  {title:14}{cells}{promise}".rstrip())
     lines.append(f"  goodput       {one.goodput_per_second:.3f} requests/s")

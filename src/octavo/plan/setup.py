@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.clock import Clock
 from octavo.core.errors import CapacityError
 from octavo.core.settings import Settings, page_tokens
 from octavo.plan.profile import Profile
+from octavo.plan.report import Report, Targets, make_report
+from octavo.plan.simulator import Progress, SimulatedClock, Simulation
+from octavo.plan.traces import TraceRequest
 from octavo.schedule.scheduler import Scheduler
+
+TARGETS = {
+    "realtime": Targets(0.5, 0.05),
+    "standard": Targets(2.0, 0.2),
+    "batch": Targets(),
+}
+"""Promises of the built-in service classes, strictest first."""
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedMemory:
-    """The KV cache of a simulated engine."""
+class CacheSize:
+    """The pages of a KV cache, and the longest context served from them."""
 
     pages: int
     page_tokens: int
     context_tokens: int
 
 
-def plan_memory(settings: Settings, profile: Profile) -> SimulatedMemory:
+def plan_memory(settings: Settings, profile: Profile) -> CacheSize:
     """Pages and served context, as the engine works them out.
 
     `memory.kv_bytes: auto` is what the engine took when the profile was measured.
@@ -29,9 +40,9 @@ def plan_memory(settings: Settings, profile: Profile) -> SimulatedMemory:
         CapacityError: the bytes do not hold one page.
         SettingsError: the page size is too small for this model.
     """
-    tokens = page_tokens(settings.memory.block_size, profile.layer_token_bytes)
-    page_bytes = profile.layers * profile.layer_token_bytes * tokens
-    kv_bytes = settings.memory.kv_bytes or profile.kv_bytes
+    tokens = page_tokens(settings.memory.block_size, profile.engine.layer_token_bytes)
+    page_bytes = profile.engine.layers * profile.engine.layer_token_bytes * tokens
+    kv_bytes = settings.memory.kv_bytes or profile.engine.kv_bytes
     pages = kv_bytes // page_bytes
     if pages < 1:
         raise CapacityError(
@@ -39,10 +50,10 @@ def plan_memory(settings: Settings, profile: Profile) -> SimulatedMemory:
             field="memory.kv_bytes",
             remedy=f"give at least {page_bytes} bytes",
         )
-    return SimulatedMemory(pages, tokens, min(profile.context_tokens, pages * tokens))
+    return CacheSize(pages, tokens, min(profile.engine.context_tokens, pages * tokens))
 
 
-def build_scheduler(settings: Settings, memory: SimulatedMemory, clock: Clock) -> Scheduler:
+def build_scheduler(settings: Settings, memory: CacheSize, clock: Clock) -> Scheduler:
     """A scheduler with these settings on that memory, moved by `clock`."""
     return Scheduler(
         pages=memory.pages,
@@ -52,4 +63,30 @@ def build_scheduler(settings: Settings, memory: SimulatedMemory, clock: Clock) -
         max_context=memory.context_tokens,
         max_chunk_tokens=settings.scheduler.max_chunk_tokens,
         clock=clock,
+    )
+
+
+def simulate(
+    settings: Settings,
+    profile: Profile,
+    trace: Sequence[TraceRequest],
+    *,
+    progress: Progress | None = None,
+) -> Report:
+    """Replay a trace on an engine with these settings; the same arguments give the same report.
+
+    Raises:
+        CapacityError, SettingsError: the settings do not fit the profile's model.
+    """
+    clock = SimulatedClock()
+    scheduler = build_scheduler(settings, plan_memory(settings, profile), clock)
+    simulation = Simulation(scheduler, profile.cost, clock, trace, progress=progress)
+    simulation.run()
+    return make_report(
+        simulation.records,
+        simulation.totals,
+        scheduler.counters,
+        targets=TARGETS,
+        max_rows=settings.scheduler.max_batch_size,
+        token_budget=settings.scheduler.token_budget,
     )

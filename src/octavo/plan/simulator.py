@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 from octavo.core.errors import EngineError, InvalidRequest, OctavoError
 from octavo.core.output import EngineOutput
-from octavo.plan.profile import StepCost
 from octavo.plan.records import Outcome, Record, Recorder, StepTotals
 from octavo.plan.shape import shape_of
 from octavo.plan.synthetic import SyntheticPrompts, answer_token
 from octavo.plan.traces import TraceRequest
+from octavo.schedule.cost import CostModel, CostProfile
 from octavo.schedule.plan import RowResult, StepPlan, StepResult
 from octavo.schedule.scheduler import Scheduler
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], object]
 """Called now and then with the requests that have ended and all of them."""
 
 _WAIT_SECONDS = 0.001
@@ -35,8 +35,8 @@ class SimulatedClock:
 class ClockExecutor:
     """Computes nothing: a step moves the clock by its predicted time, each row gets its token."""
 
-    def __init__(self, cost: StepCost, clock: SimulatedClock):
-        self._cost = cost
+    def __init__(self, cost: CostProfile, clock: SimulatedClock):
+        self._cost = CostModel(cost)
         self._clock = clock
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -67,7 +67,7 @@ class Simulation:
     def __init__(
         self,
         scheduler: Scheduler,
-        cost: StepCost,
+        cost: CostProfile,
         clock: SimulatedClock,
         trace: Sequence[TraceRequest],
         *,

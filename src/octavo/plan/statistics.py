@@ -27,7 +27,8 @@ def spread(values: Iterable[float]) -> Spread:
     ordered = sorted(values)
     if not ordered:
         return Spread(None, None, None, None)
-    return Spread(*(_nearest(ordered, percent) for percent in (50, 90, 99)), ordered[-1])
+    p50, p90, p99 = (_nearest(ordered, percent) for percent in (50, 90, 99))
+    return Spread(p50, p90, p99, ordered[-1])
 
 
 def _nearest(ordered: list[float], percent: float) -> float:

@@ -206,8 +206,9 @@ def _read_csv(file: TextIO, path: Path, block_tokens: int) -> Iterator[TraceRequ
 
 
 def _check_header(header: list[str], path: Path) -> None:
-    missing = [name for name in ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-               if name not in header]
+    missing = [
+        name for name in ("TIMESTAMP", "ContextTokens", "GeneratedTokens") if name not in header
+    ]
     if missing:
         raise InvalidRequest(
             f"lacks the column {missing[0]}",
