@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from octavo.core.clock import Clock
 from octavo.core.errors import CapacityError
+from octavo.core.service_classes import BUILT_IN
 from octavo.core.settings import Settings, page_tokens
 from octavo.plan.profile import Profile
 from octavo.plan.report import Report, Targets, make_report
@@ -15,9 +16,7 @@ from octavo.plan.traces import TraceRequest
 from octavo.schedule.scheduler import Scheduler
 
 TARGETS = {
-    "realtime": Targets(0.5, 0.05),
-    "standard": Targets(2.0, 0.2),
-    "batch": Targets(),
+    each.name: Targets(each.first_token_seconds, each.inter_token_seconds) for each in BUILT_IN
 }
 """Promises of the built-in service classes, strictest first."""
 
