@@ -155,6 +155,8 @@ class Driver:
 
     def __init__(self, **settings: object):
         settings.setdefault("max_context", 10_000)
+        settings.setdefault("clock", lambda: self.now_seconds)
+        self.now_seconds = 100.0
         self.events: list[object] = []
         self.scheduler = Scheduler(emit=self.events.append, **settings)  # type: ignore[arg-type]
         self.model = PageModel(self.scheduler)
@@ -163,7 +165,9 @@ class Driver:
         self.plans: list[StepPlan] = []
 
     def add(self, *requests: Request) -> None:
+        """Requests arrive a second apart, so that their deadlines keep them in order."""
         for asked in requests:
+            self.now_seconds += 1.0
             self.scheduler.add(asked)
 
     def step(self, *, errors: dict[str, str] | None = None) -> StepPlan:

@@ -151,7 +151,8 @@ def test_perplexity_is_that_of_its_windows(llm: LLM) -> None:
     assert result.predicted_tokens == predicted
     assert result.windows == len(scored)
     assert result.mean_negative_log_likelihood == pytest.approx(mean, rel=1e-6)
-    assert result.value == pytest.approx(math.exp(mean), rel=1e-6)
+    # The exponential makes ten times as much of a difference in the last bits of the mean.
+    assert result.value == pytest.approx(math.exp(mean), rel=1e-5)
     shorter = llm.perplexity(text, window_tokens=24, max_tokens=10)
     assert shorter.predicted_tokens < predicted
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from msgspec import structs
 
 from octavo.core.errors import CapacityError, InvalidRequest, PromptTooLong, SettingsError
 from octavo.core.request import FinishReason, Request, RequestState, Transition
@@ -119,7 +120,7 @@ class TestSteps:
         with pytest.raises(ValueError, match="no result yet"):
             driven.scheduler.plan()
         result = driven.model.execute(plan)
-        stranger = dataclasses.replace(result.rows[0], row=5)
+        stranger = structs.replace(result.rows[0], row=5)
         with pytest.raises(ValueError, match="row 5"):
             driven.scheduler.on_result(dataclasses.replace(result, rows=(stranger,)))
         assert driven.scheduler.on_result(result)
@@ -168,7 +169,7 @@ class TestEnds:
         plan = driven.scheduler.plan()
         driven.scheduler.commit(plan)
         result = driven.model.execute(plan)
-        span = dataclasses.replace(result.rows[0], tokens=(1, 2, 3))
+        span = structs.replace(result.rows[0], tokens=(1, 2, 3))
         (output,) = driven.scheduler.on_result(dataclasses.replace(result, rows=(span,)))
         assert output.token_ids == (1, 2)
         assert output.finish_reason is FinishReason.LENGTH
@@ -273,7 +274,7 @@ class TestPreemption:
         driven.add(asked)
         for _ in range(3):
             driven.step()
-        sequence = driven.scheduler._sequences["a"]  # type: ignore[index]
+        sequence = driven.scheduler._ledger.sequences["a"]  # type: ignore[index]
         assert sequence.scored == 10
         assert sequence.reusable_pages == 2
         assert [sequence.chunk_limit(start) for start in (0, 8, 9, 12)] == [9, 1, 8, 5]
@@ -293,7 +294,7 @@ class TestPreemption:
         plan = driven.scheduler.plan()
         driven.scheduler.commit(plan)
         result = driven.model.execute(plan)
-        short = dataclasses.replace(result.rows[0], prompt_logprobs=())
+        short = structs.replace(result.rows[0], prompt_logprobs=())
         (output,) = driven.scheduler.on_result(dataclasses.replace(result, rows=(short,)))
         assert output.finish_reason is FinishReason.ERROR
         assert output.error is not None

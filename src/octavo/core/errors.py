@@ -110,3 +110,25 @@ class EngineError(OctavoError):
     """The engine failed at a step; the requests of that step are told."""
 
     code = "engine_error"
+
+
+class Overloaded(OctavoError):
+    """The queue of a class is full, or the request would miss its target; try again later.
+
+    `retry_after_seconds` is when the queue is predicted to take it.
+    """
+
+    code = "overloaded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_seconds: float = 1.0,
+        field: str | None = None,
+        remedy: str | None = None,
+    ):
+        if remedy is None:
+            remedy = f"try again in {retry_after_seconds:.0f} s"
+        super().__init__(message, field=field, remedy=remedy)
+        self.retry_after_seconds = retry_after_seconds

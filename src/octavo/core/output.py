@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from octavo.core.ids import RequestId
 from octavo.core.request import FinishReason
 
@@ -20,8 +22,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOutput:
+class EngineOutput(msgspec.Struct, frozen=True, gc=False):
     """News of one request after a step.
 
     `prompt_logprobs` has one entry a prompt token, the first one None, and comes once.

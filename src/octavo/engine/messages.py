@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from octavo.core import errors
-from octavo.core.errors import EngineError, OctavoError
+from octavo.core.errors import EngineError, OctavoError, Overloaded
 from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput
 from octavo.core.request import Request
@@ -102,6 +102,7 @@ class Problem(msgspec.Struct, frozen=True):
     message: str
     field: str | None = None
     remedy: str | None = None
+    retry_after_seconds: float | None = None
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -177,11 +178,19 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], data: bytes) -> _Messag
 
 
 def problem_of(error: OctavoError) -> Problem:
-    return Problem(error.code, error.message, error.field, error.remedy)
+    retry_after_seconds = error.retry_after_seconds if isinstance(error, Overloaded) else None
+    return Problem(error.code, error.message, error.field, error.remedy, retry_after_seconds)
 
 
 def error_of(problem: Problem) -> OctavoError:
     """The error again; one of a kind that this process does not know is an `EngineError`."""
+    if problem.code == Overloaded.code:
+        return Overloaded(
+            problem.message,
+            retry_after_seconds=problem.retry_after_seconds or 1.0,
+            field=problem.field,
+            remedy=problem.remedy,
+        )
     kind = _ERRORS.get(problem.code, EngineError)
     return kind(problem.message, field=problem.field, remedy=problem.remedy)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import zmq
+from msgspec import structs
 
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import EngineError, InvalidRequest, OctavoError
@@ -273,7 +274,7 @@ class EngineServer:
             if owner is not None:
                 frontend, _ = owner
                 own_id = RequestId(output.request_id.removeprefix(frontend.prefix))
-                outputs[frontend].append(replace(output, request_id=own_id))
+                outputs[frontend].append(structs.replace(output, request_id=own_id))
                 if output.finish_reason is not None:
                     self._release(output.request_id)
         for frontend in outputs.keys() | started.keys():

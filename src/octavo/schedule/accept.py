@@ -66,7 +66,6 @@ def accept_tokens(
             break
     if request.max_new_tokens == 0 and not sequence.pending:
         reason = FinishReason.LENGTH
-    sequence.extend_keys()
     return tuple(accepted), reason
 
 

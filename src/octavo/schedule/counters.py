@@ -26,3 +26,29 @@ class SchedulerCounters:
     cancelled: int = 0
     failed: int = 0
     repairs: int = 0
+
+
+@dataclass(slots=True)
+class ClassCounters:
+    """Counts of one class that only grow.
+
+    `offered` counts refused requests too. `first_tokens` came, `first_tokens_kept` of them within
+    the target; of the `gaps` between tokens, `gaps_missed` were longer than theirs. `starved` counts how often the class was given
+    its minimum share, `lent` how often it computed for a stricter class or held pages beyond its
+    share.
+    """
+
+    offered: int = 0
+    refused: int = 0
+    degraded: int = 0
+    admitted: int = 0
+    preempted: int = 0
+    chunked: int = 0
+    lent: int = 0
+    starved: int = 0
+    finished: int = 0
+    first_tokens: int = 0
+    first_tokens_kept: int = 0
+    gaps: int = 0
+    gaps_missed: int = 0
+    queue_seconds: float = 0.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from octavo.core.ids import RequestId
 from octavo.core.output import TokenLogprob
 from octavo.core.request import Request
@@ -30,11 +32,11 @@ class Preemption:
 
     row: int
     request_id: RequestId
+    reason: str = "out of pages"
     mode: str = "recompute"
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
+class RowPlan(msgspec.Struct, frozen=True, gc=False):
     """The part of one request in this step.
 
     Tokens `tokens` are computed at positions `start` … `start + len(tokens) - 1`; everything before
@@ -69,7 +71,7 @@ class StepPlan:
 
     `closed_rows` are rows whose requests ended since the last committed plan: the executor forgets
     them first, because an admission of the same plan may take such a row. `waits` concern the
-    scheduler only.
+    scheduler only, as is `predicted_seconds`, the time the step is expected to take.
     """
 
     number: int
@@ -78,6 +80,7 @@ class StepPlan:
     preemptions: tuple[Preemption, ...] = ()
     closed_rows: tuple[int, ...] = ()
     waits: tuple[PrefixWait, ...] = ()
+    predicted_seconds: float = 0.0
 
     @property
     def token_count(self) -> int:
@@ -88,8 +91,7 @@ class StepPlan:
         return not self.rows
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(msgspec.Struct, frozen=True, gc=False):
     """What a row produced: a span of accepted tokens (one, or none mid-prefill).
 
     `prompt_logprobs` holds one entry for each scored prompt position, the first of which is

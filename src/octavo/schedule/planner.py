@@ -2,218 +2,382 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from octavo.memory.cache import PageCache
-from octavo.memory.draft import PageDraft
-from octavo.schedule.plan import Admission, Preemption, PrefixWait, RowPlan, StepPlan
-from octavo.schedule.producers import Producers, find_producer
+from octavo.schedule.admission import Admissions
+from octavo.schedule.cost import CostModel, StepShape
+from octavo.schedule.lane import Lane
+from octavo.schedule.plan import PrefixWait, StepPlan
+from octavo.schedule.producers import Producers
 from octavo.schedule.sequence import Sequence
+from octavo.schedule.step_draft import Chunk, StepDraft
+
+MINIMUM_SHARE = 0.1
+"""Part of a step's time that a starved class gets before anything but due tokens."""
+_INFINITE = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Bounds of one step: tokens over all rows, rows, tokens of one prefill chunk."""
+    """Bounds of one step: tokens over all rows, rows, tokens of one prefill chunk, seconds."""
 
     token_budget: int
     max_rows: int
     max_chunk_tokens: int
+    max_step_seconds: float | None = None
+    starvation_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """What a plan is made from. `running` is sorted by arrival; `closed_rows` may be used again."""
+    """What a plan is made from.
 
-    running: Ordered[Sequence]
-    waiting: Iterable[Sequence]
+    `lanes` are the classes, strictest first; `closed_rows` may be used again; `may_join` says how
+    many requests that never ran may get a row, None if any number may.
+    """
+
+    lanes: Ordered[Lane]
     free_rows: Ordered[int]
     closed_rows: Ordered[int]
     producers: Producers
     cache: PageCache
+    cost: CostModel
+    now_seconds: float
+    may_join: int | None = None
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row in the making; `reused` pages come first in the table of an admission."""
+class _Turn:
+    """A class in this step: who is left, and what it was given."""
 
-    sequence: Sequence
-    row: int
-    start: int
-    count: int
-    table_start: int
-    taken: list[int]
-    reused: list[int]
+    __slots__ = ("chunk", "decodes", "lane", "next", "prefills", "seconds")
+
+    def __init__(self, lane: Lane, prefills: Iterator[Sequence]):
+        self.lane = lane
+        self.decodes: list[Sequence] = []
+        self.prefills = prefills
+        self.next = next(prefills, None)
+        self.chunk: Chunk | None = None
+        self.seconds = 0.0
+
+    def advance(self) -> None:
+        self.next = next(self.prefills, None)
+        self.chunk = None
+
+    @property
+    def has_demand(self) -> bool:
+        return bool(self.decodes) or self.next is not None
 
 
 class Planner:
     """Policy of one step, used once.
 
-    Decodes first, oldest first; then chunks of running prefills, oldest first; then admissions in
-    queue order. A request that lacks a page takes it from the youngest running one if that is
-    younger than itself, else it sits out the step: so the oldest always progresses and is never a
-    victim. A step that preempted admits nobody.
+    A step's time goes to tokens due under an inter-token target, strictest class first; to classes
+    that starve; to prefills that would miss their first-token target, strictest class and earliest
+    deadline first; and the rest is shared by weight (deficit round robin of Shreedhar and Varghese,
+    SIGCOMM 1995, in predicted seconds). Without a limit of time only the tokens are limited, and
+    classes come in order. Pages are taken just in time; see `StepDraft` for who gives way.
     """
 
     def __init__(self, number: int, limits: StepLimits, view: StepView):
         self._number = number
         self._limits = limits
         self._view = view
-        self._draft = PageDraft(view.cache)
+        self._cost = view.cost
+        self._now = view.now_seconds
         self._budget = limits.token_budget
-        self._rows: dict[int, _Row] = {}
-        self._survivors = len(view.running)
-        self._prefills: list[Sequence] = []
-        self._preempted: list[Sequence] = []
-        self._admitted: list[_Row] = []
-        self._marks: dict[bytes, Sequence] = {}
-        self._waits: list[PrefixWait] = []
+        self.shape = StepShape()
+        self.draft = StepDraft(view.lanes, view.cache, number)
+        self._admissions = Admissions(
+            view.lanes, self.draft, view.producers, view.free_rows, view.closed_rows
+        )
+        self._limit = self._step_seconds()
+        self._used = self._cost.constant
+        self._turns = [_Turn(lane, self._prefills(lane)) for lane in view.lanes if lane.has_work]
+        self.starved: list[Lane] = []
+        self.charges: list[tuple[Lane, float, float]] = []
+        self.sequences: list[Sequence] = []
+        self.is_rotated = False
+
+    @property
+    def now_seconds(self) -> float:
+        return self._now
+
+    @property
+    def may_join(self) -> int | None:
+        return self._view.may_join
+
+    @property
+    def lent_pages(self) -> list[Lane]:
+        """Classes that were admitted beyond their share of pages."""
+        return self._admissions.lent_pages
+
+    @property
+    def waits(self) -> list[PrefixWait]:
+        return self._admissions.waits
 
     def plan(self) -> StepPlan:
         """Make the plan."""
-        self._place_decodes()
-        self._place_prefills()
-        if not self._preempted:
-            self._admit()
+        self._serve_due()
+        self._serve_starved()
+        self._serve_urgent()
+        self._share()
+        if not self.draft.has_rows:
+            self._force()
+        rows, self.sequences = self.draft.row_plans()
         return StepPlan(
             number=self._number,
-            rows=tuple(map(_row_plan, self._rows.values())),
-            admissions=tuple(map(_admission, self._admitted)),
-            preemptions=tuple(Preemption(victim.row, victim.id) for victim in self._preempted),
+            rows=tuple(rows),
+            admissions=self.draft.admissions(),
+            preemptions=self.draft.preemptions(),
             closed_rows=tuple(self._view.closed_rows),
-            waits=tuple(self._waits),
+            waits=tuple(self._admissions.waits),
+            predicted_seconds=self._cost.predict(self.shape) if rows else 0.0,
         )
 
-    def _place_decodes(self) -> None:
-        running = self._view.running
-        place = 0
-        while place < self._survivors:
-            sequence = running[place]
-            # The budget lasts: a step admits only after everyone who runs got a token of it.
-            if sequence.is_decoding:
-                self._place(sequence, 1)
-            else:
-                self._prefills.append(sequence)
-            place += 1
+    @property
+    def _left(self) -> float:
+        return self._limit - self._used
 
-    def _place_prefills(self) -> None:
-        for sequence in self._prefills:
-            if not self._budget or sequence.order > self._youngest().order:
-                return
-            self._place(sequence, self._chunk(sequence.chunk_limit(sequence.computed)))
+    def _step_seconds(self) -> float:
+        """The limit of this step: less by the usual error, so that the promise holds as well."""
+        limit = self._limits.max_step_seconds
+        if limit is None:
+            return _INFINITE
+        targets = (
+            lane.service.inter_token_seconds
+            for lane in self._view.lanes
+            if lane.decoding and lane.service.inter_token_seconds
+        )
+        return min(limit, *targets, limit) / (1.0 + min(self._cost.error, 0.5))
 
-    def _youngest(self) -> Sequence:
-        """Youngest running sequence that this step does not preempt."""
-        return self._view.running[self._survivors - 1]
+    # Decodes
 
-    def _chunk(self, tokens: int) -> int:
-        return min(tokens, self._budget, self._limits.max_chunk_tokens)
+    def _serve_due(self) -> None:
+        """Tokens that must come in this step; if all fit and nobody else wants the time, all."""
+        turns = [turn for turn in self._turns if turn.lane.decoding]
+        rows = sum(len(turn.lane.decoding) for turn in turns)
+        seconds = self._cost.decodes(rows, sum(turn.lane.past_tokens for turn in turns))
+        others = any(turn.next is not None for turn in self._turns)
+        fits = seconds <= self._left and rows <= self._budget
+        if fits and (not others or self._limit == _INFINITE):
+            for turn in turns:
+                self._decode_all(turn)
+            return
+        self.is_rotated = True
+        for turn in turns:
+            decodes = list(turn.lane.decoding.values())
+            due = self._due_count(turn.lane, decodes)
+            turn.decodes = decodes[due:]
+            taken = self._decode(turn, decodes[:due], self._left)
+            turn.decodes = decodes[taken:due] + turn.decodes
 
-    def _place(self, sequence: Sequence, count: int) -> None:
-        """Give a running sequence up to `count` tokens, as many as pages can be had for."""
-        held = len(sequence.table)
-        room = held * sequence.page_tokens - sequence.computed
-        if room < 1:
-            while self._draft.available < 1 and self._preempt_for(sequence):
-                pass
-            if self._draft.available < 1:
-                return
-        taken: list[int] = []
-        if count > room:
-            count = min(count, room + self._draft.available * sequence.page_tokens)
-            missing = sequence.pages_for(sequence.computed + count) - held
-            taken = [self._draft.take() for _ in range(missing)]
-        self._add(_Row(sequence, sequence.row, sequence.computed, count, held, taken, []))
+    def _due_count(self, lane: Lane, decodes: list[Sequence]) -> int:
+        """How many of a class, longest unserved first, would miss their target in the next step."""
+        target = lane.service.inter_token_seconds
+        if self._limit == _INFINITE:
+            return len(decodes)
+        if target is None:
+            return 0
+        latest = self._now + 2 * self._limit - target
+        for number, sequence in enumerate(decodes):
+            if sequence.token_seconds > latest:
+                return number
+        return len(decodes)
 
-    def _add(self, row: _Row) -> None:
-        self._rows[row.sequence.order] = row
-        self._budget -= row.count
+    def _decode_all(self, turn: _Turn) -> None:
+        lane = turn.lane
+        seconds = self._cost.decodes(len(lane.decoding), lane.past_tokens)
+        full = sorted(lane.full.values(), key=lambda each: each.key) if lane.full else []
+        self.draft.add_decodes(list(lane.decoding.values()), full)
+        self.shape.add_decodes(len(lane.decoding), lane.past_tokens)
+        self._budget -= len(lane.decoding)
+        self._used += seconds
+        turn.seconds += seconds
 
-    def _preempt_for(self, sequence: Sequence) -> bool:
-        """Preempt the youngest running sequence; False if none is younger than `sequence`."""
-        victim = self._youngest()
-        if victim.order <= sequence.order:
+    def _decode(self, turn: _Turn, decodes: list[Sequence], seconds: float) -> int:
+        """Serve as many of `decodes` as `seconds` and the tokens allow, in order; how many."""
+        cost, past, count = self._cost, 0, 0
+        for sequence in decodes[: self._budget]:
+            if cost.decodes(count + 1, past + sequence.computed) > seconds:
+                break
+            count += 1
+            past += sequence.computed
+        chosen = decodes[:count]
+        full = [each for each in chosen if each.computed >= each.room]
+        self.draft.add_decodes(chosen, sorted(full, key=lambda each: each.key))
+        self.shape.add_decodes(count, past)
+        spent = cost.decodes(count, past)
+        self._budget -= count
+        self._used += spent
+        turn.seconds += spent
+        return count
+
+    # Prefills
+
+    def _prefills(self, lane: Lane) -> Iterator[Sequence]:
+        """Prefills of a class in key order, then its queue."""
+        yield from lane.prefilling
+        yield from lane.queue
+
+    def _serve_starved(self) -> None:
+        limits = self._limits
+        if self._limit == _INFINITE or len(self._turns) < 2:
+            return
+        for turn in self._turns:
+            since = turn.lane.served_seconds
+            if since is None or self._now - since < limits.starvation_seconds:
+                continue
+            if turn.has_demand and not turn.seconds:
+                self.starved.append(turn.lane)
+                # Never less than one token, whatever the limit of the step is.
+                self._serve(turn, max(self._limit * MINIMUM_SHARE, self._least_seconds(turn)))
+
+    def _least_seconds(self, turn: _Turn) -> float:
+        if turn.decodes:
+            return self._cost.decodes(1, turn.decodes[0].computed)
+        return 0.0 if turn.next is None else self._cost.chunk(1, len(turn.next.tokens))
+
+    def _serve_urgent(self) -> None:
+        if self._limit == _INFINITE:
+            return
+        for turn in self._turns:
+            if turn.lane.service.first_token_seconds is None:
+                continue
+            while turn.next is not None and self._is_urgent(turn.next):
+                if not self._serve_prefill(turn, self._left):
+                    break
+
+    def _is_urgent(self, sequence: Sequence) -> bool:
+        own = self._cost.chunk(sequence.pending, sequence.computed)
+        share = max(self._left / self._limit, 0.25)
+        return sequence.deadline_seconds - self._now <= 2 * own / share + 2 * self._limit
+
+    def _serve_prefill(self, turn: _Turn, seconds: float) -> bool:
+        """Give the next prefill of a class what fits into `seconds`; False if nothing does.
+
+        A chunk that has reached its end makes room for the next one of the class.
+        """
+        sequence = turn.next
+        if sequence is None:
             return False
-        self._survivors -= 1
-        self._preempted.append(victim)
-        row = self._rows.pop(victim.order, None)
-        if row is not None:
-            self._budget += row.count
-            self._draft.give_back(row.taken)
-        self._draft.release(victim.table)
+        chunk = turn.chunk
+        if chunk is not None and chunk.sequence.order not in self.draft.chunks:
+            turn.advance()
+            return turn.next is not None
+        past = sequence.computed if chunk is None else chunk.start + chunk.count
+        most = self._most_tokens(seconds, past)
+        if most < 1:
+            return False
+        if chunk is not None:
+            before = chunk.count
+            room = self._limits.max_chunk_tokens - before
+            if self.draft.extend(chunk, min(most, room, chunk.rest)) < 1:
+                turn.advance()
+                return turn.next is not None
+            self._charge_chunk(turn, chunk, before)
+            return True
+        if sequence.order in self.draft.victims:
+            turn.advance()
+            return turn.next is not None
+        if sequence.row >= 0:
+            limit = sequence.chunk_limit(sequence.computed)
+            most = min(most, limit, self._limits.max_chunk_tokens)
+            turn.chunk = self.draft.add_chunk(sequence, most)
+        else:
+            turn.chunk = self._admit(turn, sequence, seconds)
+        if turn.chunk is None:
+            if turn.next is None:
+                return False
+            turn.advance()
+            return turn.next is not None
+        self._charge_chunk(turn, turn.chunk, 0)
         return True
 
-    def _admit(self) -> None:
-        limits, view = self._limits, self._view
-        free_rows = sorted((*view.free_rows, *view.closed_rows))
-        if not free_rows:
-            return
-        outstanding = self._outstanding_pages()
-        for sequence in view.waiting:
-            if not self._budget or len(self._admitted) == len(free_rows):
-                return
-            if len(self._waits) == limits.max_rows:
-                return
-            reused = self._draft.look_up(sequence.keys[: sequence.reusable_pages])
-            found = find_producer(sequence, len(reused), view.producers, self._marks)
-            if found is not None:
-                producer, page = found
-                self._waits.append(PrefixWait(sequence.id, producer.id, sequence.keys[page]))
-                continue
-            needed = sequence.pages_for(len(sequence.tokens)) - len(reused)
-            if not self._fits(needed + outstanding + self._draft.unheld(reused)):
-                return
-            row = self._start(sequence, free_rows[len(self._admitted)], reused)
-            outstanding += needed - len(row.taken)
-
-    def _outstanding_pages(self) -> int:
-        """Pages that running prefills will still need for the tokens they have."""
-        pages = 0
-        for sequence in self._prefills:
-            row = self._rows.get(sequence.order)
-            held = len(sequence.table) + (len(row.taken) if row else 0)
-            pages += max(sequence.pages_for(len(sequence.tokens)) - held, 0)
-        return pages
-
-    def _fits(self, pages: int) -> bool:
-        """Admission leaves a page for everyone who runs, so that it does not cause preemption."""
-        running = len(self._view.running) + len(self._admitted)
-        return running == 0 or pages + running <= self._draft.available
-
-    def _start(self, sequence: Sequence, row_id: int, reused: list[int]) -> _Row:
-        self._draft.share(reused)
+    def _admit(self, turn: _Turn, sequence: Sequence, seconds: float) -> Chunk | None:
+        """Give a waiting sequence a row; if its class gets no more rows now, its turn ends."""
+        found = self._admissions.room_for(
+            sequence, self._now, may_join=self._view.may_join, max_waits=self._limits.max_rows
+        )
+        if found is None:
+            if not self._admissions.goes_on:
+                turn.next = None
+            return None
+        row, reused = found
         start = len(reused) * sequence.page_tokens
-        count = self._chunk(sequence.chunk_limit(start))
-        missing = sequence.pages_for(start + count) - len(reused)
-        taken = [self._draft.take() for _ in range(missing)]
-        row = _Row(sequence, row_id, start, count, 0, taken, reused)
-        self._admitted.append(row)
-        self._add(row)
-        for key in sequence.keys[len(reused) :]:
-            self._marks.setdefault(key, sequence)
-        return row
+        most = max(self._most_tokens(seconds, start), 1)
+        most = min(most, sequence.chunk_limit(start), self._limits.max_chunk_tokens)
+        chunk = self.draft.admit(sequence, row, reused, most)
+        self._admissions.admitted(chunk)
+        return chunk
 
+    def _most_tokens(self, seconds: float, past: int) -> int:
+        if seconds == _INFINITE:
+            return self._budget
+        return min(self._budget, self._cost.chunk_within(seconds, past))
 
-def _row_plan(row: _Row) -> RowPlan:
-    sequence, end = row.sequence, row.start + row.count
-    return RowPlan(
-        row=row.row,
-        request_id=sequence.id,
-        start=row.start,
-        tokens=tuple(sequence.tokens[row.start : end]),
-        table_start=row.table_start,
-        new_pages=(*row.reused, *row.taken),
-        wants_token=end == len(sequence.tokens) and sequence.request.max_new_tokens > 0,
-        score_prompt=sequence.needs_scores(row.start),
-    )
+    def _charge_chunk(self, turn: _Turn, chunk: Chunk, before: int) -> None:
+        added, past = chunk.count - before, chunk.start + before
+        self.shape.add_chunk(added, past)
+        spent = self._cost.chunk(added, past)
+        self._budget -= added
+        self._used += spent
+        turn.seconds += spent
+        if chunk.rest < 1 or chunk.count >= self._limits.max_chunk_tokens:
+            turn.advance()
 
+    # The rest of the time
 
-def _admission(row: _Row) -> Admission:
-    sequence = row.sequence
-    return Admission(
-        row=row.row,
-        request=sequence.request,
-        generated=tuple(sequence.tokens[sequence.prompt_tokens :]),
-        cached_tokens=row.start,
-    )
+    def _share(self) -> None:
+        """Divide what is left by weight; whoever cannot use its part leaves it to the others."""
+        waiting = [turn for turn in self._turns if turn.has_demand]
+        weights = sum(turn.lane.service.weight for turn in waiting)
+        left = max(self._left, 0.0)
+        for turn in waiting if len(waiting) > 1 and left < _INFINITE else ():
+            quantum = left * turn.lane.service.weight / weights
+            owed = min(turn.lane.deficit_seconds, 4 * self._limit) + quantum
+            spent = self._serve(turn, min(owed, self._left))
+            self.charges.append((turn.lane, quantum, spent))
+        for turn in sorted(waiting, key=lambda turn: -turn.lane.deficit_seconds):
+            if turn.has_demand:
+                spent = self._serve(turn, self._left)
+                self.charges.append((turn.lane, 0.0, spent))
+
+    def _serve(self, turn: _Turn, seconds: float) -> float:
+        """Give a class up to `seconds`: its decodes, then its prefills; the seconds it took."""
+        before = turn.seconds
+        if turn.decodes:
+            count = self._decode(turn, turn.decodes, seconds)
+            del turn.decodes[:count]
+        while turn.next is not None and self._budget:
+            if not self._serve_prefill(turn, seconds - (turn.seconds - before)):
+                break
+        return turn.seconds - before
+
+    def _force(self) -> None:
+        """Somebody moves in every step, whatever is predicted: one token for the first who can."""
+        for turn in self._turns:
+            turn.prefills = self._prefills(turn.lane)
+            turn.advance()
+            turn.decodes = []
+            for sequence in turn.lane.decoding.values():
+                if sequence.order in self.draft.victims:
+                    continue
+                if sequence.computed < sequence.room or self.draft.force_page_for(sequence):
+                    self.draft.decodes.clear()
+                    self._decode(turn, [sequence], _INFINITE)
+                    return
+            self._budget = max(self._budget, 1)
+            while turn.next is not None:
+                sequence = turn.next
+                if sequence.row >= 0 and sequence.order not in self.draft.victims:
+                    full = sequence.computed >= sequence.room and not self.draft.pages.available
+                    if full and not self.draft.force_page_for(sequence):
+                        turn.advance()
+                        continue
+                most = self._cost.chunk(1, len(sequence.tokens))
+                self._serve_prefill(turn, max(most, self._left))
+                if self.draft.has_rows:
+                    return

@@ -51,6 +51,14 @@ class PrefixProducers:
         for key in sequence.keys[first_page:]:
             self.marks.setdefault(key, sequence)
 
+    def has_waiters(self, sequence: Sequence) -> bool:
+        """Somebody is parked on a page that `sequence` computes."""
+        return any(
+            self.marks.get(key) is sequence
+            for key in sequence.keys[sequence.published_pages : sequence.marked_pages]
+            if key in self._parked
+        )
+
     def park(self, sequence: Sequence, key: bytes) -> None:
         """`sequence` waits until the mark of `key` goes away."""
         sequence.parked_on = key

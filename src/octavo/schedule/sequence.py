@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from octavo.core.ids import RequestId
 from octavo.core.output import TokenLogprob
 from octavo.core.request import Request, RequestState
 from octavo.memory.keys import extend_keys, root_key
 
+if TYPE_CHECKING:
+    from octavo.schedule.lane import Lane
+
 NO_ROW = -1
+DEADLINE_STEP_SECONDS = 0.1
+"""Requests whose deadlines fall into one such step are ordered by what remains to be computed."""
+
+Key = tuple[int, int, int, int]
+"""Place of a request in its class: served tokens of its tenant, deadline, remaining, arrival."""
 
 
 class Sequence:
     """Tokens, page table and progress of one request.
+
+    `lane` is the class that it is scheduled in, which is not its `home` while it computes a prefix
+    for a stricter one. `key` is its place among those who run, fixed at each admission. A `ghost`
+    has ended and keeps its row until its static batch ends. `end_tokens` is the length at which its
+    answer is complete, `room` the tokens that its table can hold.
 
     `order` is its place by arrival, which it keeps for life. `computed` tokens are in the KV cache,
     in the pages of `table`; the rest is pending. `keys` are those of the full pages of `tokens`, of
@@ -23,25 +38,60 @@ class Sequence:
     __slots__ = (
         "cached_tokens",
         "computed",
+        "deadline_seconds",
+        "end_tokens",
+        "first_token_sent",
+        "ghost",
+        "home",
+        "key",
         "keys",
+        "lane",
         "marked_pages",
         "order",
         "page_tokens",
         "parked_on",
+        "preemptions",
         "prompt_logprobs",
         "prompt_tokens",
         "published_pages",
+        "queued_seconds",
         "request",
+        "room",
         "root",
         "row",
         "scored",
+        "started_step",
         "state",
         "table",
+        "token_seconds",
         "tokens",
     )
 
-    def __init__(self, request: Request, order: int, page_tokens: int, fingerprint: bytes):
+    def __init__(
+        self,
+        request: Request,
+        order: int,
+        page_tokens: int,
+        fingerprint: bytes,
+        lane: Lane,
+        *,
+        now_seconds: float,
+        limit_tokens: int,
+    ):
         self.request = request
+        self.lane = self.home = lane
+        # A clock of another machine must not make a request older or younger than it can be.
+        arrival = request.arrival_seconds
+        arrival = min(arrival, now_seconds) if arrival > 0 else now_seconds
+        self.queued_seconds = self.token_seconds = arrival
+        self.deadline_seconds = arrival + (lane.service.first_token_seconds or 0.0)
+        self.key: Key = (0, 0, 0, order)
+        self.preemptions = 0
+        self.started_step = 0
+        self.first_token_sent = False
+        self.ghost = False
+        self.room = 0
+        self.end_tokens = min(len(request.prompt) + request.max_new_tokens, limit_tokens)
         self.order = order
         self.page_tokens = page_tokens
         self.state = RequestState.WAITING
@@ -64,6 +114,15 @@ class Sequence:
     @property
     def id(self) -> RequestId:
         return self.request.id
+
+    @property
+    def deadline_step(self) -> int:
+        return int(self.deadline_seconds / DEADLINE_STEP_SECONDS)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens still to be computed at most."""
+        return self.prompt_tokens + self.request.max_new_tokens - self.computed
 
     @property
     def pending(self) -> int:
@@ -123,6 +182,7 @@ class Sequence:
     def leave(self) -> list[int]:
         """Forget row and pages; returns the page table to be released."""
         table, self.table = self.table, []
+        self.room = 0
         self.row = NO_ROW
         self.computed = 0
         self.published_pages = 0

@@ -1,0 +1,195 @@
+"""Who gets a row in a step, and who has to give one up for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+from octavo.schedule.lane import Lane
+from octavo.schedule.plan import PrefixWait
+from octavo.schedule.producers import Producers, find_producer
+from octavo.schedule.sequence import Sequence
+from octavo.schedule.step_draft import MOST_PREEMPTIONS, Chunk, StepDraft
+
+WATERMARK_SHARE = 0.01
+"""Part of the pages that admissions leave for those who run."""
+
+
+class Admissions:
+    """Admissions of one step.
+
+    Needed are a row and pages for all tokens the request has, beside what running prefills still
+    need, one page for everyone who runs and the watermark, unless nothing runs. A step in which a
+    page had to be taken from somebody admits nobody. A class over its share of pages is admitted
+    only while no other one waits; a stricter class takes rows and pages of lower ones, or of those
+    over their share, by preemption.
+    """
+
+    def __init__(
+        self,
+        lanes: Ordered[Lane],
+        draft: StepDraft,
+        producers: Producers,
+        free_rows: Ordered[int],
+        closed_rows: Ordered[int],
+    ):
+        self.waits: list[PrefixWait] = []
+        self.goes_on = True
+        """After a refusal: others of the class may be asked for."""
+        self.lent_pages: list[Lane] = []
+        self._lanes = lanes
+        self._draft = draft
+        self._producers = producers
+        self._rows = (free_rows, closed_rows)
+        self._free_rows: list[int] | None = None
+        self._marks: dict[bytes, Sequence] = {}
+        self._counts: dict[Lane, int] = {}
+        self._joined = 0
+        self._running = sum(len(lane.running) for lane in lanes)
+        self._outstanding: int | None = None
+        self._watermark = int(draft.pages.available * WATERMARK_SHARE)
+
+    def room_for(
+        self, sequence: Sequence, now_seconds: float, *, may_join: int | None, max_waits: int
+    ) -> tuple[int, list[int]] | None:
+        """A row and the pages to reuse; None if there is no room, or it waits for a prefix."""
+        lane, draft = sequence.lane, self._draft
+        self.goes_on = False
+        if draft.is_short_of_pages or self._is_held(sequence, lane, now_seconds, may_join):
+            return None
+        if len(self.waits) >= max_waits:
+            return None
+        reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
+        found = find_producer(sequence, len(reused), self._producers, self._marks)
+        if found is not None:
+            producer, page = found
+            self.waits.append(PrefixWait(sequence.id, producer.id, sequence.keys[page]))
+            self.goes_on = True
+            return None
+        needed = sequence.pages_for(len(sequence.tokens)) - len(reused)
+        if not self._may_hold(lane, needed + len(reused)):
+            return None
+        row = self._free_row()
+        held = needed + draft.pages.unheld(reused)
+        if row is None or not self._fits(held):
+            if not self._make_room(sequence, held):
+                return None
+            row = self._free_row()
+            # A victim's pages may have been among those that were found.
+            reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
+        if row is None:
+            return None
+        return row, reused
+
+    def admitted(self, chunk: Chunk) -> None:
+        """The row of the last answer was used."""
+        sequence = chunk.sequence
+        assert self._free_rows is not None
+        self._free_rows.remove(chunk.row)
+        self._counts[sequence.lane] = self._counts.get(sequence.lane, 0) + 1
+        self._joined += not sequence.was_preempted
+        if self._outstanding is not None:
+            self._outstanding += self._missing(sequence, chunk)
+        self._running += 1
+        for key in sequence.keys[len(chunk.reused) :]:
+            self._marks.setdefault(key, sequence)
+
+    def _is_held(
+        self, sequence: Sequence, lane: Lane, now_seconds: float, may_join: int | None
+    ) -> bool:
+        """The class has had its rows of this step, waits for company, or its batch is closed."""
+        service = lane.service
+        count = self._counts.get(lane, 0)
+        if count >= service.admit_max:
+            return True
+        if sequence.was_preempted:
+            return False
+        if may_join is not None and self._joined >= may_join:
+            return True
+        return (
+            count == 0
+            and len(lane.queue) < service.admit_min
+            and now_seconds - sequence.queued_seconds < service.longest_wait_seconds
+            and self._running > 0
+        )
+
+    def _may_hold(self, lane: Lane, pages: int) -> bool:
+        """Beyond its share a class gets only pages that nobody else waits for."""
+        draft = self._draft
+        if lane.pages + pages <= draft.kv_limit(lane):
+            return True
+        if any(
+            len(other.queue) and not draft.is_over(other)
+            for other in self._lanes
+            if other is not lane
+        ):
+            # A request that is larger than the share of its class runs when its class is idle.
+            return not lane.running and self._counts.get(lane, 0) == 0
+        self.lent_pages.append(lane)
+        return True
+
+    def _free_row(self) -> int | None:
+        if self._free_rows is None:
+            self._free_rows = sorted((*self._rows[0], *self._rows[1]))
+        return self._free_rows[0] if self._free_rows else None
+
+    def _fits(self, pages: int) -> bool:
+        if self._running <= 0:
+            return True
+        wanted = pages + self._outstanding_pages() + self._running + self._watermark
+        return wanted <= self._draft.pages.available
+
+    def _make_room(self, sequence: Sequence, pages: int) -> bool:
+        """Preempt for a waiting sequence, if that can be enough."""
+        draft, lane = self._draft, sequence.lane
+        lower = [each for each in self._lanes[::-1] if each.rank > lane.rank]
+        over = [each for each in self._lanes[::-1] if draft.is_over(each) and each is not lane]
+        if self._free_row() is not None and not lower:
+            lanes = over
+        else:
+            lanes = [*(each for each in over if each in lower), *lower]
+            lanes = list(dict.fromkeys([*lanes, *over])) if self._free_row() else lanes
+        chosen: list[Sequence] = []
+        freed = 0
+        fits_row = self._free_row() is not None
+        missing = (
+            pages + self._outstanding_pages() + self._running + self._watermark
+        ) - draft.pages.available
+        for victim in draft.candidates(lanes):
+            if fits_row and freed >= missing:
+                break
+            if victim.ghost or victim.preemptions < MOST_PREEMPTIONS:
+                chosen.append(victim)
+                freed += len(victim.table) + 1
+                fits_row = True
+        if not fits_row or freed < missing:
+            return False
+        for victim in chosen:
+            draft.preempt(victim, f"made room for class {lane.service.name}")
+            self._running -= 1
+            assert self._free_rows is not None
+            self._free_rows.append(victim.row)
+        self._outstanding = None
+        # Pages that victims share with others are not free: then the room is left unused.
+        return self._fits(pages)
+
+    def _outstanding_pages(self) -> int:
+        """Pages that prefills will still need for the tokens they have."""
+        if self._outstanding is None:
+            self._outstanding = 0
+            draft = self._draft
+            for lane in self._lanes:
+                for sequence in lane.prefilling:
+                    if sequence.order not in draft.victims:
+                        chunk = draft.chunks.get(sequence.order)
+                        self._outstanding += self._missing(sequence, chunk)
+            for chunk in draft.chunks.values():
+                if chunk.is_admission:
+                    self._outstanding += self._missing(chunk.sequence, chunk)
+        return self._outstanding
+
+    @staticmethod
+    def _missing(sequence: Sequence, chunk: Chunk | None) -> int:
+        held = len(sequence.table)
+        if chunk is not None:
+            held += len(chunk.taken) + len(chunk.reused)
+        return max(sequence.pages_for(len(sequence.tokens)) - held, 0)

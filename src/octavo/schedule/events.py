@@ -1,0 +1,33 @@
+"""What the scheduler decided and why; state changes are `core.request.Transition`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.core.ids import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision about one request.
+
+    `kind` is "chunked" (its prompt is computed in parts), "lent" (it computes a prefix for a
+    stricter class, or its class holds more pages than its share), "degraded" (moved to the next
+    lower class) or "refused". Admission and preemption are transitions and carry their reasons
+    there.
+    """
+
+    kind: str
+    request_id: RequestId
+    service_class: str
+    at_seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """A class with work got no time for `seconds`; the next step gives it its minimum share."""
+
+    service_class: str
+    at_seconds: float
+    seconds: float

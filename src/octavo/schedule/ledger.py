@@ -1,0 +1,345 @@
+"""Everything the scheduler knows, and the only code that changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from octavo.core.ids import RequestId
+from octavo.core.output import EngineOutput
+from octavo.core.request import EventSink, FinishReason, RequestState, move
+from octavo.memory.cache import PageCache
+from octavo.schedule.counters import SchedulerCounters
+from octavo.schedule.events import Decision
+from octavo.schedule.lane import Lane
+from octavo.schedule.plan import Admission, Preemption, PrefixWait, RowPlan, StepPlan
+from octavo.schedule.planner import Planner
+from octavo.schedule.producers import PrefixProducers
+from octavo.schedule.sequence import Sequence
+
+
+def _ignore(event: object) -> None:
+    """The sink of those who want no events."""
+
+
+class Ledger:
+    """Requests, classes, rows and pages.
+
+    With `keeps_rows` a finished request stays on its row as a ghost, which computes on and makes no
+    news, until no other one runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        lanes: list[Lane],
+        cache: PageCache,
+        max_rows: int,
+        limit_tokens: int,
+        keeps_rows: bool,
+        emit: EventSink | None,
+    ):
+        self.lanes = lanes
+        self.cache = cache
+        self.counters = SchedulerCounters()
+        self.producers = PrefixProducers()
+        self.sequences: dict[RequestId, Sequence] = {}
+        self.free_rows = set(range(max_rows))
+        self.closed_rows: list[int] = []
+        self.limit_tokens = limit_tokens
+        self.ghosts = 0
+        self._max_rows = max_rows
+        self._keeps_rows = keeps_rows
+        self._emit = emit
+
+    @property
+    def running(self) -> Iterator[Sequence]:
+        """Everyone with a row, ghosts too."""
+        return (sequence for lane in self.lanes for sequence in lane.running)
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """A request arrives."""
+        self.sequences[sequence.id] = sequence
+        self._wait(sequence, now)
+        self._push(sequence, now)
+
+    # What a plan does
+
+    def apply(self, plan: StepPlan, planner: Planner, now: float) -> int:
+        """Make a plan true; how many requests that never ran it admitted."""
+        self.free_rows.update(plan.closed_rows)
+        self.closed_rows = []
+        for preemption in plan.preemptions:
+            self._preempt(preemption, now)
+        joined = 0
+        if plan.admissions:
+            rows = {row.request_id: row for row in plan.rows}
+            for admission in plan.admissions:
+                joined += self._admit(admission, rows[admission.request.id], plan.number, now)
+        for wait in plan.waits:
+            self._park(wait, now)
+        for sequence, row in zip(planner.sequences, plan.rows, strict=True):
+            if row.new_pages:
+                self._take_pages(sequence, row)
+        if planner.is_rotated:
+            for lane in self.lanes:
+                lane.rotate(each for each in planner.sequences if each.lane is lane)
+        for lane in planner.lent_pages:
+            lane.counters.lent += 1
+        self.counters.evicted_pages = self.cache.evicted_pages
+        return joined
+
+    def charge(self, planner: Planner, scale: float, now: float) -> None:
+        """Book the time of a step to its classes; `scale` is measured ÷ predicted time."""
+        for lane, quantum, spent in planner.charges:
+            lane.deficit_seconds += quantum - spent * scale
+        for lane in {sequence.lane: None for sequence in planner.sequences}:
+            lane.served_seconds = now
+        for lane in self.lanes:
+            if not lane.has_work:
+                lane.deficit_seconds = 0.0
+                lane.served_seconds = None
+            else:
+                # Debts of a lonely class must not be held against it for ever.
+                lane.deficit_seconds = max(lane.deficit_seconds, -1.0)
+
+    def _preempt(self, preemption: Preemption, now: float) -> None:
+        sequence = self._by_row(preemption)
+        self.free_rows.add(sequence.row)
+        self._stop(sequence, now)
+        if sequence.ghost:
+            self.ghosts -= 1
+            return
+        sequence.preemptions += 1
+        sequence.extend_keys()
+        self._move(sequence, RequestState.PREEMPTED, preemption.reason, now)
+        self._wait(sequence, now)
+        self._push(sequence, now)
+        self.counters.preemptions += 1
+        sequence.home.counters.preempted += 1
+
+    def _by_row(self, preemption: Preemption) -> Sequence:
+        sequence = self.sequences.get(preemption.request_id)
+        if sequence is not None and sequence.row == preemption.row:
+            return sequence
+        return next(each for each in self.running if each.row == preemption.row)
+
+    def _admit(self, admission: Admission, row: RowPlan, step: int, now: float) -> bool:
+        sequence = self.sequences[admission.request.id]
+        lane, is_new = sequence.lane, not sequence.was_preempted
+        lane.queue.remove(sequence)
+        tenant = sequence.request.tenant
+        if is_new:
+            level = lane.queue.level(tenant)
+            sequence.key = (
+                level,
+                sequence.deadline_step,
+                sequence.remaining_tokens,
+                sequence.order,
+            )
+            sequence.home.counters.queue_seconds += now - sequence.queued_seconds
+        self._unwait(sequence, now)
+        lane.queue.charge(tenant, len(sequence.tokens) - admission.cached_tokens)
+        self._move(sequence, RequestState.RUNNING, "admitted", now)
+        reused = row.new_pages[: admission.cached_tokens // sequence.page_tokens]
+        self.cache.share(reused)
+        sequence.table = list(reused)
+        sequence.room = len(reused) * sequence.page_tokens
+        sequence.home.pages += len(reused)
+        sequence.published_pages = len(reused)
+        sequence.computed = admission.cached_tokens
+        sequence.row = admission.row
+        sequence.started_step = step
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = admission.cached_tokens
+        self.free_rows.remove(admission.row)
+        lane.start(sequence)
+        self.producers.mark(sequence, len(reused))
+        self.counters.admitted += 1
+        self.counters.hit_pages += len(reused)
+        sequence.home.counters.admitted += 1
+        if len(row.tokens) < sequence.pending:
+            sequence.home.counters.chunked += 1
+            self._tell("chunked", sequence, now, f"{len(row.tokens)} of {sequence.pending} tokens")
+        return is_new
+
+    def _take_pages(self, sequence: Sequence, row: RowPlan) -> None:
+        table = sequence.table
+        # Reused pages of an admission are in the table already.
+        for page in row.new_pages[len(table) - row.table_start :]:
+            self.cache.take(page)
+            table.append(page)
+            sequence.home.pages += 1
+        sequence.room = len(table) * sequence.page_tokens
+        sequence.lane.full.pop(sequence.order, None)
+
+    def _park(self, wait: PrefixWait, now: float) -> None:
+        waiting = self.sequences[wait.request_id]
+        waiting.lane.queue.remove(waiting)
+        self.producers.park(waiting, wait.key)
+        self.counters.prefix_waits += 1
+        producer = self.sequences.get(wait.producer_id)
+        if producer is not None and producer.lane.rank > waiting.lane.rank:
+            self._relane(producer, waiting.lane)
+            producer.home.counters.lent += 1
+            self._tell("lent", producer, now, f"class {waiting.lane.service.name} waits for it")
+
+    def _relane(self, sequence: Sequence, lane: Lane) -> None:
+        """Schedule a running sequence in another class."""
+        was_decoding = sequence.order in sequence.lane.decoding
+        sequence.lane.stop(sequence)
+        sequence.lane = lane
+        lane.start(sequence)
+        if was_decoding:
+            lane.settle(sequence)
+
+    # Progress and ends
+
+    def publish(self, sequence: Sequence) -> None:
+        """Make the pages that have become full findable, and wake those who wait for them."""
+        full = sequence.computed // sequence.page_tokens
+        first = sequence.published_pages
+        if full == first:
+            return
+        sequence.extend_keys()
+        for page in range(first, full):
+            self.cache.publish(sequence.table[page], sequence.keys[page], sequence.parent_key(page))
+        self._wake(sequence, first, full)
+        sequence.published_pages = full
+
+    def end(self, sequence: Sequence, state: RequestState, reason: str, now: float) -> None:
+        """End a request in any state."""
+        del self.sequences[sequence.id]
+        if sequence.row >= 0:
+            if self._keeps_rows and state is RequestState.FINISHED and self._others_run(sequence):
+                sequence.ghost = True
+                self.ghosts += 1
+            else:
+                self.closed_rows.append(sequence.row)
+                self._stop(sequence, now)
+        else:
+            self._unwait(sequence, now)
+            if not self.producers.unpark(sequence):
+                sequence.lane.queue.remove(sequence)
+        self._move(sequence, state, reason, now)
+        self.counters.finished += state is RequestState.FINISHED
+        self.counters.cancelled += state is RequestState.CANCELLED
+        self.counters.failed += state is RequestState.FAILED
+        sequence.home.counters.finished += state is RequestState.FINISHED
+        if self.ghosts and not self._others_run(sequence):
+            self._lay_ghosts(now)
+
+    def failed(self, sequence: Sequence, error: str, now: float) -> EngineOutput:
+        """End a request with an error; the news for its reader."""
+        self.end(sequence, RequestState.FAILED, error, now)
+        return EngineOutput(
+            sequence.id,
+            cached_tokens=sequence.cached_tokens or 0,
+            finish_reason=FinishReason.ERROR,
+            error=error,
+        )
+
+    def close_ghost(self, ghost: Sequence, now: float) -> None:
+        """A ghost leaves its row."""
+        self.ghosts -= 1
+        self.closed_rows.append(ghost.row)
+        self._stop(ghost, now)
+
+    def _others_run(self, sequence: Sequence) -> bool:
+        return any(each is not sequence and not each.ghost for each in self.running)
+
+    def _lay_ghosts(self, now: float) -> None:
+        for ghost in [each for each in self.running if each.ghost]:
+            self.close_ghost(ghost, now)
+
+    def _stop(self, sequence: Sequence, now: float) -> None:
+        """Take a running sequence off its row and pages; its marks go, who waited wakes up."""
+        sequence.lane.stop(sequence)
+        sequence.lane = sequence.home
+        self._wake(sequence, 0, sequence.marked_pages)
+        sequence.home.pages -= len(sequence.table)
+        self.cache.release(sequence.leave())
+
+    def _wake(self, sequence: Sequence, first_page: int, last_page: int) -> None:
+        for woken in self.producers.clear(sequence, first_page, last_page):
+            woken.lane.queue.push(woken)
+
+    def come_home(self, sequence: Sequence) -> None:
+        """A producer that was lent a class and has nothing to produce any more returns."""
+        if sequence.lane is not sequence.home and not self.producers.has_waiters(sequence):
+            self._relane(sequence, sequence.home)
+
+    def _push(self, sequence: Sequence, now: float) -> None:
+        lane = sequence.lane
+        if lane.served_seconds is None:
+            lane.served_seconds = now
+        lane.queue.push(sequence)
+
+    def _wait(self, sequence: Sequence, now: float) -> None:
+        home = sequence.home
+        if not home.waiting:
+            home.began_to_wait(now)
+        home.waiting += 1
+        home.waiting_tokens += len(sequence.tokens)
+
+    def _unwait(self, sequence: Sequence, now: float) -> None:
+        home = sequence.home
+        home.waiting -= 1
+        home.waiting_tokens -= len(sequence.tokens)
+        home.drained(len(sequence.tokens), now)
+
+    def _move(self, sequence: Sequence, after: RequestState, reason: str, now: float) -> None:
+        sequence.state = move(
+            sequence.id,
+            sequence.state,
+            after,
+            at_seconds=now,
+            reason=reason,
+            emit=self._emit or _ignore,
+        )
+
+    def _tell(self, kind: str, sequence: Sequence, now: float, reason: str) -> None:
+        if self._emit is not None:
+            name = sequence.home.service.name
+            self._emit(Decision(kind, sequence.id, name, now, reason))
+
+    # Proofs
+
+    def audit(self) -> list[str]:
+        """Findings against the invariants; reads everything."""
+        findings = self.cache.audit([sequence.table for sequence in self.running])
+        used = [sequence.row for sequence in self.running]
+        rows = sorted((*used, *self.free_rows, *self.closed_rows))
+        if rows != list(range(self._max_rows)):
+            findings.append(f"rows are used, free or closed as {rows}")
+        queued = sum(len(lane.queue) for lane in self.lanes) + self.producers.parked_count
+        waiting = len(self.sequences) - len(used) + self.ghosts
+        counted = sum(lane.waiting for lane in self.lanes)
+        if not queued == waiting == counted:
+            findings.append(f"{queued} requests are queued, {waiting} wait, {counted} are counted")
+        for lane in self.lanes:
+            findings += self._audit_lane(lane)
+        return findings
+
+    def _audit_lane(self, lane: Lane) -> list[str]:
+        findings = []
+        name = lane.service.name
+        pages = sum(len(each.table) for each in self.running if each.home is lane)
+        if pages != lane.pages:
+            findings.append(f"class {name} holds {pages} pages, counted {lane.pages}")
+        past = sum(each.computed for each in lane.decoding.values())
+        if past != lane.past_tokens:
+            findings.append(f"class {name} decodes after {past} tokens, counted {lane.past_tokens}")
+        parts = sorted(each.order for each in (*lane.prefilling, *lane.decoding.values()))
+        if parts != sorted(each.order for each in lane.running):
+            findings.append(f"class {name} has lost track of who decodes")
+        full = [each.order for each in lane.decoding.values() if each.computed >= each.room]
+        if sorted(full) != sorted(lane.full):
+            findings.append(f"class {name} is wrong about who needs a page")
+        return findings
+
+    def repair(self) -> None:
+        """Rebuild pool and index from the page tables alone."""
+        self.cache.repair([sequence.table for sequence in self.running])
+        for sequence in self.running:
+            sequence.published_pages = 0
+        self.counters.repairs += 1

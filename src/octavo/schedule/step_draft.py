@@ -1,0 +1,228 @@
+"""The rows of a step in the making: pages taken, victims chosen, beside the real state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+from octavo.memory.cache import PageCache
+from octavo.memory.draft import PageDraft
+from octavo.schedule.lane import Lane
+from octavo.schedule.plan import Admission, Preemption, RowPlan
+from octavo.schedule.sequence import Sequence
+
+MOST_PREEMPTIONS = 3
+"""A request that was preempted this often is no victim any more, if there is any other way."""
+SHORTEST_RUN_STEPS = 4
+"""A request that just began to run is no victim of one of its own class,"""
+MARGIN_STEPS = 10
+"""unless that one's deadline is so many steps of `DEADLINE_STEP_SECONDS` earlier."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A prefill row in the making; `reused` pages come first in the table of an admission."""
+
+    sequence: Sequence
+    row: int
+    start: int
+    count: int
+    table_start: int
+    taken: list[int]
+    reused: list[int]
+    is_admission: bool = False
+
+    @property
+    def rest(self) -> int:
+        """Tokens that could still be added."""
+        return self.sequence.chunk_limit(self.start) - self.count
+
+
+class StepDraft:
+    """Pages, rows and victims of one step; nothing it reads is changed."""
+
+    def __init__(self, lanes: Ordered[Lane], cache: PageCache, number: int):
+        self.pages = PageDraft(cache)
+        self.decodes: list[Sequence] = []
+        self.chunks: dict[int, Chunk] = {}
+        self.victims: dict[int, tuple[Sequence, str]] = {}
+        self.is_short_of_pages = False
+        self._lanes = lanes
+        self._number = number
+        self._total_pages = cache.pool.pages
+        self._grown: dict[int, list[int]] = {}
+        self._standing: set[int] = set()
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self.chunks) or len(self.decodes) > len(self._standing)
+
+    def kv_limit(self, lane: Lane) -> float:
+        return lane.service.kv_share * self._total_pages
+
+    def is_over(self, lane: Lane) -> bool:
+        return lane.pages > self.kv_limit(lane)
+
+    def add_decodes(self, sequences: Ordered[Sequence], full: Ordered[Sequence]) -> None:
+        """Add decoding rows; `full` are those that need a page first, in the order they get it."""
+        self.decodes += sequences
+        for sequence in full:
+            if sequence.order not in self.victims:
+                if self._has_page_for(sequence):
+                    self._grown[sequence.order] = [self.pages.take()]
+                else:
+                    self._standing.add(sequence.order)
+
+    def add_chunk(self, sequence: Sequence, count: int) -> Chunk | None:
+        """Give a running sequence up to `count` tokens, as many as pages can be had for."""
+        held = len(sequence.table)
+        chunk = Chunk(sequence, sequence.row, sequence.computed, 0, held, [], [])
+        if sequence.room - sequence.computed < 1 and not self._has_page_for(sequence):
+            return None
+        self.extend(chunk, count)
+        self.chunks[sequence.order] = chunk
+        return chunk
+
+    def admit(self, sequence: Sequence, row: int, reused: list[int], count: int) -> Chunk:
+        """Start a waiting sequence; the pages must be there."""
+        self.pages.share(reused)
+        start = len(reused) * sequence.page_tokens
+        chunk = Chunk(sequence, row, start, 0, 0, [], reused, is_admission=True)
+        self.extend(chunk, count)
+        self.chunks[sequence.order] = chunk
+        return chunk
+
+    def extend(self, chunk: Chunk, count: int) -> int:
+        """Add up to `count` tokens to a chunk, without preemption; how many were added."""
+        page_tokens = chunk.sequence.page_tokens
+        tables = chunk.table_start + len(chunk.reused) + len(chunk.taken)
+        end = chunk.start + chunk.count
+        added = min(count, tables * page_tokens - end + self.pages.available * page_tokens)
+        missing = chunk.sequence.pages_for(end + added) - tables
+        chunk.taken += [self.pages.take() for _ in range(missing)]
+        chunk.count += added
+        return added
+
+    def preempt(self, victim: Sequence, reason: str) -> None:
+        """Take a running sequence's row and pages away, those of this step too."""
+        self.victims[victim.order] = (victim, reason)
+        self.pages.give_back(self._grown.pop(victim.order, []))
+        chunk = self.chunks.pop(victim.order, None)
+        if chunk is not None:
+            self.pages.give_back(chunk.taken)
+        self.pages.release(victim.table)
+
+    def candidates(self, lanes: Ordered[Lane]) -> Iterator[Sequence]:
+        """Running sequences of the given classes that may still be preempted, worst first."""
+        for lane in lanes:
+            # Ghosts compute nothing that anybody waits for.
+            for wanted in (True, False):
+                for victim in lane.victims():
+                    if victim.ghost is wanted and victim.order not in self.victims:
+                        yield victim
+
+    def force_page_for(self, sequence: Sequence) -> bool:
+        """Preempt whoever is last of all, so that somebody moves; False if nobody else runs."""
+        for victim in self.candidates(self._lanes[::-1]):
+            if victim is not sequence:
+                self.preempt(victim, "nobody could move otherwise")
+                self.is_short_of_pages = True
+                if self.pages.available:
+                    return True
+        return False
+
+    def _has_page_for(self, sequence: Sequence) -> bool:
+        while self.pages.available < 1:
+            victim = self._victim_for(sequence)
+            if victim is None:
+                return False
+            self.preempt(victim, "out of pages")
+            self.is_short_of_pages = True
+        return True
+
+    def _victim_for(self, sequence: Sequence) -> Sequence | None:
+        """Who gives way: classes over their share of pages, else the lowest class, worst key."""
+        lane = sequence.lane
+        over = [each for each in self._lanes[::-1] if self.is_over(each) and each.running]
+        lanes = over or [each for each in self._lanes[::-1] if each.rank >= lane.rank]
+        head = sequence is lane.running[0]
+        last_resort = None
+        for victim in self.candidates(lanes):
+            if victim.lane is lane:
+                if victim.key <= sequence.key:
+                    break
+            elif victim.lane.rank < lane.rank and self.is_over(lane):
+                continue
+            if victim.ghost or (
+                victim.preemptions < MOST_PREEMPTIONS and self._has_lost(victim, sequence)
+            ):
+                return victim
+            last_resort = last_resort or victim
+        return last_resort if head else None
+
+    def _has_lost(self, victim: Sequence, sequence: Sequence) -> bool:
+        """Hysteresis inside a class: the victim ran for a while, or its deadline is far behind."""
+        return (
+            victim.lane is not sequence.lane
+            or self._number - victim.started_step >= SHORTEST_RUN_STEPS
+            or victim.key[1] - sequence.key[1] >= MARGIN_STEPS
+        )
+
+    # The finished step
+
+    def row_plans(self) -> tuple[list[RowPlan], list[Sequence]]:
+        """All rows, and whose they are."""
+        out = self._standing | self.victims.keys()
+        rows: list[RowPlan] = []
+        sequences = self.decodes
+        if out:
+            sequences = [each for each in sequences if each.order not in out]
+        for sequence in sequences:
+            tokens, start = sequence.tokens, sequence.computed
+            pages = () if start < sequence.room else tuple(self._grown[sequence.order])
+            rows.append(
+                RowPlan(
+                    sequence.row,
+                    sequence.request.id,
+                    start,
+                    (tokens[-1],),
+                    len(sequence.table),
+                    pages,
+                    True,
+                )
+            )
+        sequences = [*sequences, *(chunk.sequence for chunk in self.chunks.values())]
+        rows += map(_chunk_row, self.chunks.values())
+        return rows, sequences
+
+    def admissions(self) -> tuple[Admission, ...]:
+        return tuple(
+            Admission(
+                row=chunk.row,
+                request=chunk.sequence.request,
+                generated=tuple(chunk.sequence.tokens[chunk.sequence.prompt_tokens :]),
+                cached_tokens=chunk.start,
+            )
+            for chunk in self.chunks.values()
+            if chunk.is_admission
+        )
+
+    def preemptions(self) -> tuple[Preemption, ...]:
+        return tuple(
+            Preemption(victim.row, victim.id, reason) for victim, reason in self.victims.values()
+        )
+
+
+def _chunk_row(chunk: Chunk) -> RowPlan:
+    sequence, end = chunk.sequence, chunk.start + chunk.count
+    return RowPlan(
+        row=chunk.row,
+        request_id=sequence.id,
+        start=chunk.start,
+        tokens=tuple(sequence.tokens[chunk.start : end]),
+        table_start=chunk.table_start,
+        new_pages=(*chunk.reused, *chunk.taken),
+        wants_token=end == len(sequence.tokens) and sequence.request.max_new_tokens > 0,
+        score_prompt=sequence.needs_scores(chunk.start),
+    )
