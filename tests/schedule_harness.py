@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from octavo.core.ids import RequestId
@@ -24,6 +24,8 @@ def request(
     seed: int = 0,
     stop_ids: Iterable[int] = (),
     salt: bytes = b"",
+    service_class: str = "standard",
+    tenant: str = "anonymous",
     **params: object,
 ) -> Request:
     """A request with greedy defaults."""
@@ -35,6 +37,8 @@ def request(
         max_new_tokens=max_new_tokens,
         stop_ids=frozenset(stop_ids),
         cache_salt=salt,
+        service_class=service_class,
+        tenant=tenant,
     )
 
 
@@ -157,6 +161,8 @@ class Driver:
         settings.setdefault("max_context", 10_000)
         settings.setdefault("clock", lambda: self.now_seconds)
         self.now_seconds = 100.0
+        self.step_seconds: Callable[[StepPlan], float] = lambda plan: 0.0
+        """Measured time of a step; the clock goes on by it."""
         self.events: list[object] = []
         self.scheduler = Scheduler(emit=self.events.append, **settings)  # type: ignore[arg-type]
         self.model = PageModel(self.scheduler)
@@ -175,10 +181,16 @@ class Driver:
         assert plan == self.scheduler.plan(), "planning changed something"
         self.scheduler.commit(plan)
         result = self.model.execute(plan, errors=errors)
+        seconds = self.step_seconds(plan)
+        self.now_seconds += seconds
+        result = StepResult(result.number, result.rows, seconds)
         for output in self.scheduler.on_result(result):
             self._take(output)
         self.plans.append(plan)
         return plan
+
+    def wait(self, seconds: float) -> None:
+        self.now_seconds += seconds
 
     def run(self, *, most_steps: int = 2000) -> None:
         """Step until nothing is left to do."""

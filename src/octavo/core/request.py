@@ -62,8 +62,8 @@ class Request:
 
     `prompt` holds token ids. `seed` is set (drawn by the engine if the caller gave none).
     `max_new_tokens` is already capped to the served context. `stop_ids` ends the answer with
-    reason "stop" (end-of-turn ids unless `ignore_eos`, and the caller's own). `arrival_seconds` is on
-    the machine's monotonic clock, 0 if unknown. `tenant` is who shares fairly with others.
+    reason "stop" (end-of-turn ids unless `ignore_eos`, and the caller's own). `arrival_seconds` is
+    on the machine's monotonic clock, 0 if unknown. `tenant` is who shares fairly with others.
     """
 
     id: RequestId

@@ -1,4 +1,4 @@
-"""What is promised to which requests: service classes, and the rules that give a request its own."""
+"""What is promised to which requests: service classes, and rules that give a request its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ServiceClass:
         self._check(0 < self.weight < 1e6, "weight", "must be more than 0")
         self._check(0 < self.kv_share <= 1, "kv_share", "must be more than 0 and at most 1")
         self._check(0 <= self.longest_wait_seconds < 1e6, "longest_wait_seconds", "must not be < 0")
-        self._check(1 <= self.admit_min, "admit_min", "must be at least 1")
+        self._check(self.admit_min >= 1, "admit_min", "must be at least 1")
         self._check(self.admit_min <= self.admit_max, "admit_max", "is less than admit_min")
         self._check(self.on_miss in ON_MISS, "on_miss", f"must be one of {', '.join(ON_MISS)}")
         for name in ("queue_requests", "queue_tokens"):

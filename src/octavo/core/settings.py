@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.core.errors import SettingsError
+from octavo.core.service_class_settings import parse_classes, parse_routes
+from octavo.core.service_classes import BUILT_IN, Route, ServiceClass
 from octavo.core.shown import shown
 from octavo.core.units import format_bytes, parse_bytes, parse_tokens
 
@@ -94,6 +96,27 @@ def _integer(low: int, high: int, *, none: str | None = None) -> Parser:
     return parse
 
 
+def _number(low: float, high: float, *, none: str | None = None) -> Parser:
+    """A number in [low, high]; the word `none` (and null) stands for no value."""
+
+    def parse(value: object, name: str) -> float | None:
+        text = value.strip() if isinstance(value, str) else value
+        if none is not None and (text is None or text in (none, "null")):
+            return None
+        try:
+            number = float(text) if isinstance(text, (int, float, str)) else None
+        except ValueError:
+            number = None
+        if number is None or isinstance(text, bool) or not low <= number <= high:
+            words = f" or {none}" if none else ""
+            raise SettingsError(
+                f"must be a number from {low:g} to {high:g}{words}, not {_shown(value)}", field=name
+            )
+        return number
+
+    return parse
+
+
 def _choice(*choices: str) -> Parser:
     def parse(value: object, name: str) -> str:
         if isinstance(value, str) and value.strip() in choices:
@@ -172,6 +195,30 @@ class SchedulerSettings:
         _integer(1, 65536, none="auto"),
         "tokens",
         "most prompt tokens of one request in a step (auto: the token budget)",
+    )
+    max_step_ms: float | None = _setting(
+        100.0,
+        _number(1, 60_000, none="off"),
+        "milliseconds",
+        "longest step that may be predicted (off: steps are bounded in tokens only)",
+    )
+    starvation_seconds: float = _setting(
+        5.0, _number(0.01, 3600), "seconds", "after so long without time a class gets a minimum"
+    )
+    batching: str = _setting(
+        "continuous",
+        _choice("continuous", "dynamic", "static"),
+        "",
+        "when requests may join: at any time, or in batches",
+    )
+    max_wait_ms: float = _setting(
+        100.0, _number(0, 60_000), "milliseconds", "how long a dynamic batch waits to be full"
+    )
+    service_classes: tuple[ServiceClass, ...] = _setting(
+        BUILT_IN, parse_classes, "", "promises: built-in, off, or a mapping of what differs"
+    )
+    routes: tuple[Route, ...] = _setting(
+        (), parse_routes, "", "rules that give requests which name no class theirs"
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core.errors import SettingsError
+from octavo.core.service_class_settings import check_routes, show_classes, show_routes
 from octavo.core.settings import SETTING_KINDS, BlockSize, Settings
 from octavo.core.units import format_bytes
 
@@ -105,7 +106,13 @@ def explain(loaded: LoadedSettings) -> str:
 def show_value(key: str, value: object) -> str:
     """A value as it may be written in any source."""
     if value is None:
-        return "auto"
+        return "off" if key == "scheduler.max_step_ms" else "auto"
+    if key == "scheduler.service_classes" and isinstance(value, tuple):
+        return show_classes(value)
+    if key == "scheduler.routes" and isinstance(value, tuple):
+        return show_routes(value)
+    if isinstance(value, float):
+        return f"{value:g}"
     if key.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
     return str(value)
@@ -132,6 +139,8 @@ def _check_together(settings: Settings) -> None:
             field="scheduler.token_budget",
             remedy="raise it, or lower scheduler.max_batch_size",
         )
+
+    check_routes(scheduler.routes, scheduler.service_classes, "scheduler.routes")
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

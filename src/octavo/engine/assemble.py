@@ -70,7 +70,7 @@ def assemble(path: Path, settings: Settings, *, clock: Clock = monotonic) -> Ass
 def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> Assembly:
     events = EventRing()
     vocabulary = _checked_vocabulary(file, settings)
-    opened = open_engine(file, settings, emit=events, clock=clock)
+    opened = open_engine(file, settings, emit=events, clock=clock, bounded_queues=False)
     try:
         tokenizer = Tokenizer(vocabulary, pre=settings.pre_tokenizer)
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)

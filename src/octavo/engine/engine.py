@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import EngineError
 from octavo.core.ids import RequestId
@@ -13,6 +16,7 @@ from octavo.schedule.plan import RowResult, StepPlan, StepResult
 from octavo.schedule.scheduler import Scheduler
 
 _MAX_EMPTY_STEPS = 3
+_LONGEST_SLEEP_SECONDS = 0.002
 
 
 class Engine:
@@ -30,11 +34,13 @@ class Engine:
         *,
         metrics: EngineMetrics | None = None,
         clock: Clock = monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ):
         self.scheduler = scheduler
         self.metrics = metrics or EngineMetrics()
         self._executor = executor
         self._clock = clock
+        self._sleep = sleep
         self._pending: StepPlan | None = None
         self._empty_steps = 0
 
@@ -74,7 +80,12 @@ class Engine:
         result = self._execute(plan)
         self._pending = None
         outputs = self.scheduler.on_result(result)
-        self._check_progress(plan)
+        patience = self.scheduler.patience_seconds if plan.is_empty else 0.0
+        if patience > 0:
+            # A batch waits for company, but whoever is to bring it has to be heard.
+            self._sleep(min(patience, _LONGEST_SLEEP_SECONDS))
+        else:
+            self._check_progress(plan)
         self._measure(plan, result, outputs, self._clock() - started)
         return outputs
 

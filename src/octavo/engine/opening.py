@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.catalog import octavo_home
 from octavo.core.clock import Clock, monotonic
 from octavo.core.fingerprint import fingerprint
 from octavo.core.gguf import GgufFile
 from octavo.core.request import EventSink
-from octavo.core.settings import PAGE_SIZES_TOKENS, Settings, page_tokens
+from octavo.core.settings import PAGE_SIZES_TOKENS, SchedulerSettings, Settings, page_tokens
 from octavo.engine.capacity import Capacity, available_memory_bytes, plan_capacity
 from octavo.engine.engine import Engine
 from octavo.engine.prompts import Limits
@@ -43,9 +43,17 @@ class OpenEngine:
 
 
 def open_engine(
-    file: GgufFile, settings: Settings, *, emit: EventSink, clock: Clock = monotonic
+    file: GgufFile,
+    settings: Settings,
+    *,
+    emit: EventSink,
+    clock: Clock = monotonic,
+    bounded_queues: bool = True,
 ) -> OpenEngine:
     """Load the weights and allocate the cache; `emit` gets every move of a request.
+
+    Without `bounded_queues` no request is refused for the sake of others: one program's own queue
+    may be as long as it likes.
 
     Raises:
         ModelFileError: the file is damaged or not supported.
@@ -102,6 +110,7 @@ def open_engine(
                 fingerprint=bits_fingerprint,
                 clock=clock,
                 emit=emit,
+                **_promises(scheduler, bounded_queues=bounded_queues),
             ),
             executor,
             metrics=EngineMetrics(),
@@ -119,3 +128,21 @@ def open_engine(
         bits_fingerprint=bits_fingerprint,
         phase_seconds={"weights": loaded - started, "cache": clock() - loaded},
     )
+
+
+def _promises(settings: SchedulerSettings, *, bounded_queues: bool) -> dict[str, Any]:
+    """What the scheduler promises to whom."""
+    classes = settings.service_classes
+    if not bounded_queues:
+        classes = tuple(
+            replace(each, queue_requests=None, queue_tokens=None, queue_seconds=None, on_miss="run")
+            for each in classes
+        )
+    step = settings.max_step_ms
+    return {
+        "classes": classes,
+        "max_step_seconds": None if step is None else step / 1000,
+        "starvation_seconds": settings.starvation_seconds,
+        "batching": settings.batching,
+        "max_wait_seconds": settings.max_wait_ms / 1000,
+    }

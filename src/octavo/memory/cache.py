@@ -43,6 +43,12 @@ class PageCache:
         if self.pool.take(page):
             self._evict(page)
 
+    def drop(self, page: int) -> None:
+        """Forget the content of a page that nobody holds."""
+        if self.pool.state[page] == CACHED:
+            self._evict(page)
+            self.pool.discard(page)
+
     def share(self, pages: Sequence[int]) -> None:
         """Add a holder to every one of `pages`, which `look_up` returned."""
         for page in pages:

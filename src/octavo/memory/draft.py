@@ -42,6 +42,15 @@ class PageDraft:
             heapq.heappush(self._returned, (self._taken.pop(page), page))
         self.available += len(pages)
 
+    @property
+    def passed_over(self) -> list[int]:
+        """Pages that were given back and not taken again.
+
+        Pages behind them in the order of eviction may have been taken, so that their content must
+        go as well: children before parents.
+        """
+        return [page for _, page in self._returned if self._refs_of(page) == 0]
+
     def release(self, table: Sequence[int]) -> None:
         """A table is given up, as `PageCache.release` does."""
         for page in reversed(table):

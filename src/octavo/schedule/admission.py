@@ -74,10 +74,11 @@ class Admissions:
             if not self._make_room(sequence, held):
                 return None
             row = self._free_row()
-            # A victim's pages may have been among those that were found.
+            # Pages of victims that were found are now as free as any other.
             reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
-        if row is None:
-            return None
+            needed = sequence.pages_for(len(sequence.tokens)) - len(reused)
+            if row is None or not self._fits(needed + draft.pages.unheld(reused)):
+                return None
         return row, reused
 
     def admitted(self, chunk: Chunk) -> None:
@@ -92,6 +93,15 @@ class Admissions:
         self._running += 1
         for key in sequence.keys[len(chunk.reused) :]:
             self._marks.setdefault(key, sequence)
+
+    def preempt(self, victim: Sequence, reason: str) -> None:
+        """Take row and pages away, for whoever comes next."""
+        self._free_row()
+        assert self._free_rows is not None
+        self._draft.preempt(victim, reason)
+        self._free_rows.append(victim.row)
+        self._running -= 1
+        self._outstanding = None
 
     def _is_held(
         self, sequence: Sequence, lane: Lane, now_seconds: float, may_join: int | None
@@ -141,16 +151,16 @@ class Admissions:
     def _make_room(self, sequence: Sequence, pages: int) -> bool:
         """Preempt for a waiting sequence, if that can be enough."""
         draft, lane = self._draft, sequence.lane
+        if lane.pages + pages > draft.kv_limit(lane):
+            return False
+        fits_row = self._free_row() is not None
         lower = [each for each in self._lanes[::-1] if each.rank > lane.rank]
         over = [each for each in self._lanes[::-1] if draft.is_over(each) and each is not lane]
-        if self._free_row() is not None and not lower:
-            lanes = over
-        else:
-            lanes = [*(each for each in over if each in lower), *lower]
-            lanes = list(dict.fromkeys([*lanes, *over])) if self._free_row() else lanes
+        # Rows are taken from lower classes only, pages from those over their share too.
+        first = over if fits_row else [each for each in over if each in lower]
+        lanes = list(dict.fromkeys([*first, *lower]))
         chosen: list[Sequence] = []
         freed = 0
-        fits_row = self._free_row() is not None
         missing = (
             pages + self._outstanding_pages() + self._running + self._watermark
         ) - draft.pages.available
@@ -164,13 +174,8 @@ class Admissions:
         if not fits_row or freed < missing:
             return False
         for victim in chosen:
-            draft.preempt(victim, f"made room for class {lane.service.name}")
-            self._running -= 1
-            assert self._free_rows is not None
-            self._free_rows.append(victim.row)
-        self._outstanding = None
-        # Pages that victims share with others are not free: then the room is left unused.
-        return self._fits(pages)
+            self.preempt(victim, f"made room for class {lane.service.name}")
+        return True
 
     def _outstanding_pages(self) -> int:
         """Pages that prefills will still need for the tokens they have."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
+from operator import mul
 from pathlib import Path
 
 from octavo.core.errors import SettingsError
@@ -14,8 +15,8 @@ FEATURES = ("constant", "token", "decode_row", "past_token", "chunk_square")
 _SCALES = (1.0, 1 / 16, 1 / 4, 1 / 65536, 1 / 65536)
 _PRIOR_SECONDS = (0.004, 0.008, 0.002, 0.001, 0.001)
 _FORGETTING = 0.995
-_PRIOR_VARIANCE = 4.0
-_MOST_VARIANCE = 100.0
+_PRIOR_WEIGHT = 1e-4
+_SWEEPS = 4
 _CLIPPED_ERRORS = 3.0
 _MOST_RATIO = 100.0
 
@@ -88,12 +89,14 @@ def read_profile(path: Path) -> CostProfile:
 
 
 class CostModel:
-    """A linear model of a step's time, fitted by recursive least squares with forgetting.
+    """A linear model of a step's time: non-negative least squares with forgetting, step by step.
 
     Each observation is weighted by its own time, so that relative errors are what is small, and a
     residual beyond three times the usual one counts as that much only. Without a profile the first
-    observation scales the prior as a whole. Coefficients that the fit drives below 0 count as 0.
-    Source of the recursion: Ljung, System Identification, 2nd edition, 11.2.
+    observation scales the prior as a whole. Coefficients never fall below 0.
+    Every observation moves each coefficient to its best value beside the others (sequential
+    coordinate-wise descent, Franc, Hlavac and Navara, CAIP 2005), so a load that never excites some
+    of them cannot make the fit run away; those stay near where they began.
     """
 
     def __init__(self, profile: CostProfile | None = None):
@@ -106,7 +109,7 @@ class CostModel:
         else:
             values = (getattr(profile, name) for name in FEATURES)
             self._theta = [value / scale for value, scale in zip(values, _SCALES, strict=True)]
-        self._spread([max(value, 1e-9) for value in self._theta])
+        self._start()
         self._publish()
 
     def predict(self, shape: StepShape) -> float:
@@ -139,7 +142,8 @@ class CostModel:
             return 1 << 30
         # The stable root of square n² + linear n = seconds.
         root = 2 * seconds / (linear + math.sqrt(linear * linear + 4 * square * seconds))
-        return int(min(root, 1 << 30))
+        # A time that was computed from a number of tokens gives that number again.
+        return int(min(root + 1e-6, 1 << 30))
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step; times that are no positive number are ignored."""
@@ -150,7 +154,7 @@ class CostModel:
             self._scale_prior = False
             ratio = min(max(seconds / max(predicted, 1e-9), 1 / _MOST_RATIO), _MOST_RATIO)
             self._theta = [value * ratio for value in self._theta]
-            self._spread(self._theta)
+            self._start()
             self._publish()
             predicted = self.predict(shape)
         residual = 1.0 - predicted / seconds
@@ -158,8 +162,9 @@ class CostModel:
         clipped = min(max(residual, -bound), bound)
         self.observations += 1
         # What is far out moves the published error no more than it moves the fit.
-        self.error += 0.05 * (abs(clipped) - self.error)
-        self._fit([value / seconds for value in self._features(shape)], clipped)
+        self.error = min(self.error + 0.05 * (abs(clipped) - self.error), 1.0)
+        relative = [value / seconds for value in self._features(shape)]
+        self._fit(relative, predicted / seconds + clipped)
         self._publish()
 
     def profile(self, *, machine: str = "", model: str = "") -> CostProfile:
@@ -177,38 +182,34 @@ class CostModel:
         )
         return [value * scale for value, scale in zip(values, _SCALES, strict=True)]
 
-    def _spread(self, sizes: list[float]) -> None:
-        """Uncertainty of each coefficient in proportion to its size."""
-        count = len(sizes)
-        self._sizes = sizes
-        self._covariance = [
-            [_PRIOR_VARIANCE * sizes[i] ** 2 if i == j else 0.0 for j in range(count)]
-            for i in range(count)
+    def _start(self) -> None:
+        """Forget what was observed; the present coefficients hold as much as a few steps."""
+        count = len(self._theta)
+        sizes = [max(value, 1e-9) for value in self._theta]
+        self._ridge = [_PRIOR_WEIGHT / size**2 for size in sizes]
+        self._pulled = [
+            weight * value for weight, value in zip(self._ridge, self._theta, strict=True)
         ]
+        self._gram = [[0.0] * count for _ in range(count)]
+        self._moments = [0.0] * count
 
-    def _fit(self, features: list[float], residual: float) -> None:
-        covariance, count = self._covariance, len(features)
-        gains = [sum(row[j] * features[j] for j in range(count)) for row in covariance]
-        information = sum(gains[j] * features[j] for j in range(count))
-        denominator = _FORGETTING + information
-        for i in range(count):
-            self._theta[i] += gains[i] / denominator * residual
-        for i in range(count):
-            row, gain = covariance[i], gains[i] / denominator
-            for j in range(count):
-                row[j] = (row[j] - gain * gains[j]) / _FORGETTING
-        # What is never excited must not grow for ever while the rest is forgotten.
-        for i in range(count):
-            most = _MOST_VARIANCE * self._sizes[i] ** 2
-            if covariance[i][i] > most:
-                shrink = math.sqrt(most / covariance[i][i])
-                for j in range(count):
-                    covariance[i][j] *= shrink
-                    covariance[j][i] *= shrink
+    def _fit(self, features: list[float], target: float) -> None:
+        """A few sweeps of coordinate descent towards the non-negative least squares."""
+        theta, moments = self._theta, self._moments
+        for i, value in enumerate(features):
+            row = self._gram[i]
+            for j, other in enumerate(features):
+                row[j] = _FORGETTING * row[j] + value * other
+            moments[i] = _FORGETTING * moments[i] + value * target
+        for _ in range(_SWEEPS):
+            for i, row in enumerate(self._gram):
+                others = sum(map(mul, row, theta)) - row[i] * theta[i]
+                wanted = moments[i] + self._pulled[i] - others
+                theta[i] = max(wanted / (row[i] + self._ridge[i]), 0.0)
 
     def _publish(self) -> None:
         for name, value, scale in zip(FEATURES, self._theta, _SCALES, strict=True):
-            setattr(self, name, max(value, 0.0) * scale)
+            setattr(self, name, value * scale)
 
     constant: float
     token: float

@@ -33,9 +33,9 @@ class ClassCounters:
     """Counts of one class that only grow.
 
     `offered` counts refused requests too. `first_tokens` came, `first_tokens_kept` of them within
-    the target; of the `gaps` between tokens, `gaps_missed` were longer than theirs. `starved` counts how often the class was given
-    its minimum share, `lent` how often it computed for a stricter class or held pages beyond its
-    share.
+    the target; of the `gaps` between tokens, `gaps_missed` were longer than theirs. `starved`
+    counts how often the class was given its minimum share, `lent` how often it computed for a
+    stricter class or held pages beyond its share.
     """
 
     offered: int = 0

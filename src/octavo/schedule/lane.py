@@ -59,6 +59,7 @@ class Lane:
         if self.decoding.pop(sequence.order, None) is None:
             _remove(self.prefilling, sequence)
         else:
+            sequence.is_plain = False
             self.past_tokens -= sequence.computed
             self.full.pop(sequence.order, None)
 
@@ -67,12 +68,14 @@ class Lane:
         if sequence.is_decoding:
             _remove(self.prefilling, sequence)
             self.decoding[sequence.order] = sequence
+            sequence.is_plain = not sequence.ghost
             self.past_tokens += sequence.computed
             self.settle_page(sequence)
 
     def unsettle(self, sequence: Sequence) -> None:
         """A decoding sequence has more than its last token to compute."""
         del self.decoding[sequence.order]
+        sequence.is_plain = False
         self.full.pop(sequence.order, None)
         self.past_tokens -= sequence.computed
         insort(self.prefilling, sequence, key=sequence_key)
@@ -86,9 +89,10 @@ class Lane:
 
     def rotate(self, served: Iterable[Sequence]) -> None:
         """Those who were served go behind those who were not."""
+        decoding = self.decoding
         for sequence in served:
-            if self.decoding.pop(sequence.order, None) is not None:
-                self.decoding[sequence.order] = sequence
+            if decoding.pop(sequence.order, None) is not None:
+                decoding[sequence.order] = sequence
 
     def victims(self) -> Iterator[Sequence]:
         """Running sequences, worst key first."""

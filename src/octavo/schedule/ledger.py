@@ -70,19 +70,21 @@ class Ledger:
         self.closed_rows = []
         for preemption in plan.preemptions:
             self._preempt(preemption, now)
+        for page in planner.draft.pages.passed_over:
+            self.cache.drop(page)
         joined = 0
         if plan.admissions:
-            rows = {row.request_id: row for row in plan.rows}
+            rows = {row.request_id: row for _, row in planner.grown}
             for admission in plan.admissions:
                 joined += self._admit(admission, rows[admission.request.id], plan.number, now)
         for wait in plan.waits:
             self._park(wait, now)
-        for sequence, row in zip(planner.sequences, plan.rows, strict=True):
-            if row.new_pages:
-                self._take_pages(sequence, row)
-        if planner.is_rotated:
-            for lane in self.lanes:
-                lane.rotate(each for each in planner.sequences if each.lane is lane)
+        for sequence, row in planner.grown:
+            self._take_pages(sequence, row)
+        for lane, served in planner.rotated:
+            # If all were served, all are equal.
+            if len(served) < len(lane.decoding):
+                lane.rotate(served)
         for lane in planner.lent_pages:
             lane.counters.lent += 1
         self.counters.evicted_pages = self.cache.evicted_pages
@@ -92,7 +94,7 @@ class Ledger:
         """Book the time of a step to its classes; `scale` is measured ÷ predicted time."""
         for lane, quantum, spent in planner.charges:
             lane.deficit_seconds += quantum - spent * scale
-        for lane in {sequence.lane: None for sequence in planner.sequences}:
+        for lane in planner.served:
             lane.served_seconds = now
         for lane in self.lanes:
             if not lane.has_work:
@@ -173,12 +175,14 @@ class Ledger:
         sequence.lane.full.pop(sequence.order, None)
 
     def _park(self, wait: PrefixWait, now: float) -> None:
+        producer = self.producers.marks.get(wait.key)
+        if producer is None:  # it lost its row in this very step
+            return
         waiting = self.sequences[wait.request_id]
         waiting.lane.queue.remove(waiting)
         self.producers.park(waiting, wait.key)
         self.counters.prefix_waits += 1
-        producer = self.sequences.get(wait.producer_id)
-        if producer is not None and producer.lane.rank > waiting.lane.rank:
+        if producer.lane.rank > waiting.lane.rank:
             self._relane(producer, waiting.lane)
             producer.home.counters.lent += 1
             self._tell("lent", producer, now, f"class {waiting.lane.service.name} waits for it")
@@ -210,8 +214,10 @@ class Ledger:
         """End a request in any state."""
         del self.sequences[sequence.id]
         if sequence.row >= 0:
-            if self._keeps_rows and state is RequestState.FINISHED and self._others_run(sequence):
+            stays = self._keeps_rows and state is RequestState.FINISHED and sequence.pending > 0
+            if stays and self._others_run(sequence):
                 sequence.ghost = True
+                sequence.is_plain = False
                 self.ghosts += 1
             else:
                 self.closed_rows.append(sequence.row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from octavo.memory.cache import PageCache
 from octavo.schedule.admission import Admissions
 from octavo.schedule.cost import CostModel, StepShape
 from octavo.schedule.lane import Lane
-from octavo.schedule.plan import PrefixWait, StepPlan
+from octavo.schedule.plan import PrefixWait, RowPlan, StepPlan
 from octavo.schedule.producers import Producers
 from octavo.schedule.sequence import Sequence
 from octavo.schedule.step_draft import Chunk, StepDraft
@@ -99,7 +100,13 @@ class Planner:
         self.starved: list[Lane] = []
         self.charges: list[tuple[Lane, float, float]] = []
         self.sequences: list[Sequence] = []
-        self.is_rotated = False
+        self.grown: list[tuple[Sequence, RowPlan]] = []
+        self.rotated: list[tuple[Lane, list[Sequence]]] = []
+
+    @property
+    def served(self) -> list[Lane]:
+        """Classes that got time."""
+        return [turn.lane for turn in self._turns if turn.seconds > 0]
 
     @property
     def now_seconds(self) -> float:
@@ -126,7 +133,7 @@ class Planner:
         self._share()
         if not self.draft.has_rows:
             self._force()
-        rows, self.sequences = self.draft.row_plans()
+        rows, self.sequences, self.grown = self.draft.row_plans()
         return StepPlan(
             number=self._number,
             rows=tuple(rows),
@@ -166,13 +173,11 @@ class Planner:
             for turn in turns:
                 self._decode_all(turn)
             return
-        self.is_rotated = True
         for turn in turns:
-            decodes = list(turn.lane.decoding.values())
-            due = self._due_count(turn.lane, decodes)
-            turn.decodes = decodes[due:]
-            taken = self._decode(turn, decodes[:due], self._left)
-            turn.decodes = decodes[taken:due] + turn.decodes
+            turn.decodes = list(turn.lane.decoding.values())
+            due = self._due_count(turn.lane, turn.decodes)
+            if due:
+                self._decode(turn, self._left, due)
 
     def _due_count(self, lane: Lane, decodes: list[Sequence]) -> int:
         """How many of a class, longest unserved first, would miss their target in the next step."""
@@ -182,10 +187,7 @@ class Planner:
         if target is None:
             return 0
         latest = self._now + 2 * self._limit - target
-        for number, sequence in enumerate(decodes):
-            if sequence.token_seconds > latest:
-                return number
-        return len(decodes)
+        return bisect_right(decodes, latest, key=lambda each: each.token_seconds)
 
     def _decode_all(self, turn: _Turn) -> None:
         lane = turn.lane
@@ -197,23 +199,38 @@ class Planner:
         self._used += seconds
         turn.seconds += seconds
 
-    def _decode(self, turn: _Turn, decodes: list[Sequence], seconds: float) -> int:
-        """Serve as many of `decodes` as `seconds` and the tokens allow, in order; how many."""
-        cost, past, count = self._cost, 0, 0
-        for sequence in decodes[: self._budget]:
-            if cost.decodes(count + 1, past + sequence.computed) > seconds:
-                break
-            count += 1
-            past += sequence.computed
+    def _decode(self, turn: _Turn, seconds: float, most: int) -> None:
+        """Serve up to `most` of a class's decodes, as `seconds` and the tokens allow, in order."""
+        decodes, lane = turn.decodes, turn.lane
+        most = min(most, len(decodes), self._budget)
+        count, past = self._affordable(lane, decodes, seconds, most)
         chosen = decodes[:count]
-        full = [each for each in chosen if each.computed >= each.room]
+        turn.decodes = decodes[count:]
+        full = [each for each in chosen if each.computed >= each.room] if lane.full else []
         self.draft.add_decodes(chosen, sorted(full, key=lambda each: each.key))
+        self.rotated.append((lane, chosen))
         self.shape.add_decodes(count, past)
-        spent = cost.decodes(count, past)
+        spent = self._cost.decodes(count, past)
         self._budget -= count
         self._used += spent
         turn.seconds += spent
-        return count
+
+    def _affordable(
+        self, lane: Lane, decodes: list[Sequence], seconds: float, most: int
+    ) -> tuple[int, int]:
+        """How many of the first `most` decodes fit into `seconds`, and the sum of their pasts."""
+        cost = self._cost
+        if most == len(lane.decoding) and cost.decodes(most, lane.past_tokens) <= seconds:
+            return most, lane.past_tokens
+        each, per_past = cost.decodes(1, 0), cost.past_token
+        spent, count, past = 0.0, 0, 0
+        for sequence in decodes[:most]:
+            spent += each + per_past * sequence.computed
+            if spent > seconds:
+                break
+            count += 1
+            past += sequence.computed
+        return count, past
 
     # Prefills
 
@@ -349,8 +366,7 @@ class Planner:
         """Give a class up to `seconds`: its decodes, then its prefills; the seconds it took."""
         before = turn.seconds
         if turn.decodes:
-            count = self._decode(turn, turn.decodes, seconds)
-            del turn.decodes[:count]
+            self._decode(turn, seconds, len(turn.decodes))
         while turn.next is not None and self._budget:
             if not self._serve_prefill(turn, seconds - (turn.seconds - before)):
                 break
@@ -358,16 +374,20 @@ class Planner:
 
     def _force(self) -> None:
         """Somebody moves in every step, whatever is predicted: one token for the first who can."""
+        self.draft.drop_standing()
+        for ghost in self.draft.ghosts():
+            self._admissions.preempt(ghost, "its batch needs the room")
         for turn in self._turns:
             turn.prefills = self._prefills(turn.lane)
             turn.advance()
             turn.decodes = []
             for sequence in turn.lane.decoding.values():
-                if sequence.order in self.draft.victims:
+                if sequence.order in self.draft.victims or sequence.ghost:
                     continue
                 if sequence.computed < sequence.room or self.draft.force_page_for(sequence):
-                    self.draft.decodes.clear()
-                    self._decode(turn, [sequence], _INFINITE)
+                    turn.decodes = [sequence]
+                    self._budget = max(self._budget, 1)
+                    self._decode(turn, _INFINITE, 1)
                     return
             self._budget = max(self._budget, 1)
             while turn.next is not None:
@@ -377,7 +397,9 @@ class Planner:
                     if full and not self.draft.force_page_for(sequence):
                         turn.advance()
                         continue
-                most = self._cost.chunk(1, len(sequence.tokens))
-                self._serve_prefill(turn, max(most, self._left))
+                least = self._cost.chunk(1, len(sequence.tokens))
+                self._serve_prefill(turn, max(least, self._left))
                 if self.draft.has_rows:
                     return
+                if turn.next is sequence:
+                    turn.advance()

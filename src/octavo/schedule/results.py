@@ -23,57 +23,48 @@ def take_results(
         ValueError: a row of the result is not in the plan; then nothing has changed.
     """
     rows, results = plan.rows, result.rows
-    if len(rows) != len(results) or any(
-        row.row != news.row or row.request_id != news.request_id
-        for row, news in zip(rows, results, strict=True)
-    ):
+    # A row belongs to one request in a step, so its number says it all.
+    if [row.row for row in rows] != [news.row for news in results]:
         rows, sequences = _matched(plan, sequences, results)
     outputs: list[EngineOutput] = []
     add = outputs.append
     lane: Lane | None = None
     limit = _INFINITE
-    computed_tokens = gaps = missed = 0
+    gaps = missed = 0
     for sequence, row, news in zip(sequences, rows, results, strict=True):
         # Who ended or lost its row in the meantime has no row any more.
         if sequence.row != news.row:
             continue
         if sequence.lane is not lane:
             if lane is not None:
-                _count(lane, gaps, missed)
+                _count(ledger, lane, gaps, missed)
             lane, gaps, missed = sequence.lane, 0, 0
             limit = lane.service.inter_token_seconds or _INFINITE
         tokens = news.tokens
         length = row.start + 2
         if (
-            sequence.order in lane.decoding
-            and len(tokens) == 1
-            and news.error is None
+            sequence.is_plain
             and length < sequence.end_tokens
-            and tokens[0] not in sequence.request.stop_ids
-            and not sequence.ghost
+            and len(tokens) == 1
+            and tokens[0] not in sequence.stop_ids
+            and news.error is None
         ):
             sequence.tokens.append(tokens[0])
-            sequence.computed = length - 1
+            sequence.computed = computed = length - 1
             gaps += 1
             if now - sequence.token_seconds > limit:
                 missed += 1
             sequence.token_seconds = now
-            if sequence.computed >= sequence.room:
+            if computed >= sequence.room:
                 _fill_page(ledger, sequence)
-            add(
-                EngineOutput(
-                    sequence.request.id, tokens, news.logprobs, None, sequence.cached_tokens or 0
-                )
-            )
-            computed_tokens += 1
+            add(EngineOutput(sequence.id, tokens, news.logprobs, None, sequence.cached_tokens or 0))
             continue
-        computed_tokens += len(row.tokens)
+        ledger.counters.computed_tokens += len(row.tokens)
         output = _advance(ledger, sequence, row, news, now)
         if output is not None:
             add(output)
     if lane is not None:
-        _count(lane, gaps, missed)
-    ledger.counters.computed_tokens += computed_tokens
+        _count(ledger, lane, gaps, missed)
     return outputs
 
 
@@ -92,7 +83,8 @@ def _matched(
     return tuple(row for row, _ in pairs), [sequence for _, sequence in pairs]
 
 
-def _count(lane: Lane, decoded: int, missed: int) -> None:
+def _count(ledger: Ledger, lane: Lane, decoded: int, missed: int) -> None:
+    ledger.counters.computed_tokens += decoded
     lane.past_tokens += decoded
     lane.counters.gaps += decoded
     lane.counters.gaps_missed += missed

@@ -26,7 +26,8 @@ class Sequence:
     `lane` is the class that it is scheduled in, which is not its `home` while it computes a prefix
     for a stricter one. `key` is its place among those who run, fixed at each admission. A `ghost`
     has ended and keeps its row until its static batch ends. `end_tokens` is the length at which its
-    answer is complete, `room` the tokens that its table can hold.
+    answer is complete, `room` the tokens that its table can hold. `is_plain` says that it decodes
+    and makes news.
 
     `order` is its place by arrival, which it keeps for life. `computed` tokens are in the KV cache,
     in the pages of `table`; the rest is pending. `keys` are those of the full pages of `tokens`, of
@@ -43,6 +44,8 @@ class Sequence:
         "first_token_sent",
         "ghost",
         "home",
+        "id",
+        "is_plain",
         "key",
         "keys",
         "lane",
@@ -62,6 +65,7 @@ class Sequence:
         "scored",
         "started_step",
         "state",
+        "stop_ids",
         "table",
         "token_seconds",
         "tokens",
@@ -79,6 +83,9 @@ class Sequence:
         limit_tokens: int,
     ):
         self.request = request
+        self.id: RequestId = request.id
+        self.stop_ids = request.stop_ids
+        self.is_plain = False
         self.lane = self.home = lane
         # A clock of another machine must not make a request older or younger than it can be.
         arrival = request.arrival_seconds
@@ -110,10 +117,6 @@ class Sequence:
         self.root = root_key(fingerprint, request.cache_salt)
         self.keys: list[bytes] = []
         self.extend_keys()
-
-    @property
-    def id(self) -> RequestId:
-        return self.request.id
 
     @property
     def deadline_step(self) -> int:

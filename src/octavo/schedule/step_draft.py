@@ -122,8 +122,20 @@ class StepDraft:
                     if victim.ghost is wanted and victim.order not in self.victims:
                         yield victim
 
+    def ghosts(self) -> list[Sequence]:
+        """Ghosts that still have their rows."""
+        every = self.candidates(self._lanes)
+        return [sequence for sequence in every if sequence.ghost]
+
+    def drop_standing(self) -> None:
+        """Forget decodes that got no page: nobody moves, so another choice is to be made."""
+        self.decodes.clear()
+        self._standing.clear()
+
     def force_page_for(self, sequence: Sequence) -> bool:
-        """Preempt whoever is last of all, so that somebody moves; False if nobody else runs."""
+        """See that there is a free page, by preempting whoever is last; False if there is none."""
+        if self.pages.available:
+            return True
         for victim in self.candidates(self._lanes[::-1]):
             if victim is not sequence:
                 self.preempt(victim, "nobody could move otherwise")
@@ -143,6 +155,8 @@ class StepDraft:
 
     def _victim_for(self, sequence: Sequence) -> Sequence | None:
         """Who gives way: classes over their share of pages, else the lowest class, worst key."""
+        if sequence.ghost:
+            return None
         lane = sequence.lane
         over = [each for each in self._lanes[::-1] if self.is_over(each) and each.running]
         lanes = over or [each for each in self._lanes[::-1] if each.rank >= lane.rank]
@@ -171,30 +185,30 @@ class StepDraft:
 
     # The finished step
 
-    def row_plans(self) -> tuple[list[RowPlan], list[Sequence]]:
-        """All rows, and whose they are."""
+    def row_plans(self) -> tuple[list[RowPlan], list[Sequence], list[tuple[Sequence, RowPlan]]]:
+        """All rows, whose they are, and those that may get pages."""
         out = self._standing | self.victims.keys()
         rows: list[RowPlan] = []
         sequences = self.decodes
         if out:
             sequences = [each for each in sequences if each.order not in out]
+        grown: list[tuple[Sequence, RowPlan]] = []
+        add = rows.append
+        none: tuple[int, ...] = ()
         for sequence in sequences:
-            tokens, start = sequence.tokens, sequence.computed
-            pages = () if start < sequence.room else tuple(self._grown[sequence.order])
-            rows.append(
-                RowPlan(
-                    sequence.row,
-                    sequence.request.id,
-                    start,
-                    (tokens[-1],),
-                    len(sequence.table),
-                    pages,
-                    True,
-                )
-            )
+            start, held = sequence.computed, len(sequence.table)
+            last = (sequence.tokens[-1],)
+            if start < sequence.room:
+                add(RowPlan(sequence.row, sequence.id, start, last, held, none, True))
+            else:
+                taken = tuple(self._grown[sequence.order])
+                add(RowPlan(sequence.row, sequence.id, start, last, held, taken, True))
+                grown.append((sequence, rows[-1]))
         sequences = [*sequences, *(chunk.sequence for chunk in self.chunks.values())]
-        rows += map(_chunk_row, self.chunks.values())
-        return rows, sequences
+        for chunk in self.chunks.values():
+            add(_chunk_row(chunk))
+            grown.append((chunk.sequence, rows[-1]))
+        return rows, sequences, grown
 
     def admissions(self) -> tuple[Admission, ...]:
         return tuple(

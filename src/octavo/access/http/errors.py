@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -13,10 +14,12 @@ from octavo.core.errors import (
     InvalidRequest,
     ModelNotFound,
     OctavoError,
+    Overloaded,
 )
 
 INVALID_REQUEST = "invalid_request_error"
 NOT_FOUND = "not_found_error"
+RATE_LIMIT = "rate_limit_error"
 SERVER_ERROR = "server_error"
 
 RETRY_AFTER_SECONDS = 1
@@ -45,7 +48,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: OctavoError) -> ApiError:
-        """The answer to an error of another room: 400, 404, 503 or 500."""
+        """The answer to an error of another room: 400, 404, 429, 503 or 500."""
         status, kind = 500, SERVER_ERROR
         headers: dict[str, str] = {}
         match error:
@@ -53,6 +56,9 @@ class ApiError(Exception):
                 status, kind = 400, INVALID_REQUEST
             case ModelNotFound():
                 status, kind = 404, NOT_FOUND
+            case Overloaded():
+                status, kind = 429, RATE_LIMIT
+                headers["retry-after"] = str(math.ceil(error.retry_after_seconds))
             case EngineError():
                 status = 503
                 headers["retry-after"] = str(RETRY_AFTER_SECONDS)

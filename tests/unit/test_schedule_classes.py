@@ -1,0 +1,164 @@
+"""Promises by example: classes, time limits, admission control, policies, the cost model."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.errors import InvalidRequest, Overloaded, SettingsError
+from octavo.core.service_class_settings import parse_classes, parse_routes, show_classes
+from octavo.core.service_classes import BUILT_IN, UNIFORM, Route, ServiceClass, choose_class
+from octavo.schedule.cost import CostModel, CostProfile, StepShape
+from octavo.schedule.events import Decision
+from octavo.schedule.plan import StepPlan
+from schedule_harness import Driver, request
+
+COST = CostProfile(0.002, 0.001, 0.001, 0.0, 0.0)
+FAST = ServiceClass("fast", 0.5, 0.02, weight=3)
+STANDARD = ServiceClass("standard", weight=1)
+
+
+def driver(**changes: object) -> Driver:
+    settings = {"pages": 64, "page_tokens": 4, "max_rows": 8, "classes": (STANDARD, FAST)}
+    driven = Driver(**{**settings, "profile": COST, **changes})
+    driven.step_seconds = lambda plan: plan.predicted_seconds
+    return driven
+
+
+def lengths(plan: StepPlan) -> dict[str, int]:
+    return {row.request_id: len(row.tokens) for row in plan.rows}
+
+
+def test_chunks_are_cut_to_the_time_of_a_step() -> None:
+    driven = driver(max_step_seconds=0.05)
+    driven.add(request("long", range(200)))
+    plan = driven.step()
+    assert 20 <= lengths(plan)["long"] <= 48
+    assert plan.predicted_seconds <= 0.05
+
+
+def test_the_target_of_a_decoding_class_bounds_steps_of_all() -> None:
+    driven = driver(max_step_seconds=0.1)
+    driven.add(request("f", [1], service_class="fast", max_new_tokens=50))
+    driven.step()
+    driven.add(request("long", range(150)))
+    for _ in range(5):
+        plan = driven.step()
+        assert plan.predicted_seconds <= 0.02
+        assert set(lengths(plan)) == {"f", "long"}
+
+
+def test_a_stricter_class_takes_a_row() -> None:
+    driven = driver(max_rows=1)
+    driven.add(request("s", [1, 2], max_new_tokens=20))
+    driven.step()
+    driven.add(request("f", [3, 4], service_class="fast"))
+    plan = driven.step()
+    assert [(each.request_id, each.reason) for each in plan.preemptions] == [
+        ("s", "made room for class fast")
+    ]
+    assert list(lengths(plan)) == ["f"]
+    driven.run()
+    assert set(driven.answers) == {"s", "f"}
+
+
+def test_a_full_queue_tells_when_to_come_back() -> None:
+    driven = driver(classes=(ServiceClass("standard", queue_requests=2),))
+    driven.add(request("a", [1]), request("b", [2]))
+    waits = []
+    for number in range(2):
+        with pytest.raises(Overloaded, match="2 requests wait") as raised:
+            driven.scheduler.add(request(f"c{number}", [3]))
+        waits.append(raised.value.retry_after_seconds)
+    assert all(seconds >= 1 for seconds in waits)
+    assert driven.scheduler.class_counters["standard"].refused == 2
+    refusals = [each for each in driven.events if isinstance(each, Decision)]
+    assert [each.kind for each in refusals] == ["refused", "refused"]
+
+
+@pytest.mark.parametrize("on_miss", ["run", "degrade", "refuse"])
+def test_a_request_that_would_be_late(on_miss: str) -> None:
+    late = ServiceClass("fast", 0.01, 0.02, on_miss=on_miss)
+    driven = driver(classes=(late, STANDARD))
+    asked = request("a", range(100), service_class="fast")
+    if on_miss == "refuse":
+        with pytest.raises(Overloaded):
+            driven.add(asked)
+        return
+    driven.add(asked)
+    wanted = {"run": "fast", "degrade": "standard"}[on_miss]
+    assert driven.scheduler.class_of(asked.id) == wanted
+
+
+def test_tenants_share_by_tokens() -> None:
+    driven = driver(max_rows=1, pages=2000, max_chunk_tokens=2048)
+    for number in range(4):
+        driven.add(request(f"a{number}", range(1500), max_new_tokens=1, tenant="a"))
+    driven.add(request("b", range(3000, 4500), max_new_tokens=1, tenant="b"))
+    driven.run()
+    order = [each.request.id for plan in driven.plans for each in plan.admissions]
+    assert order.index("b") == 1
+
+
+def test_an_unknown_class_is_refused_where_there_are_several() -> None:
+    with pytest.raises(InvalidRequest, match="must be one of fast, standard"):
+        driver().add(request("a", [1], service_class="gold"))
+
+
+def test_static_batches_keep_their_rows_to_the_end() -> None:
+    driven = driver(classes=UNIFORM, batching="static", max_rows=2)
+    driven.add(request("short", [1, 2], max_new_tokens=1))
+    driven.add(request("long", [3, 4], max_new_tokens=6))
+    driven.add(request("next", [5, 6], max_new_tokens=1))
+    plans = []
+    while driven.scheduler.has_work:
+        plans.append(driven.step())
+    rows = [len(plan.rows) for plan in plans]
+    assert rows[:6] == [2] * 6
+    assert all("next" not in lengths(plan) for plan in plans[:6])
+
+
+def test_dynamic_batches_wait_for_company() -> None:
+    driven = driver(classes=UNIFORM, batching="dynamic", max_rows=2, max_wait_seconds=0.5)
+    driven.add(request("a", [1]))
+    assert driven.step().is_empty
+    assert driven.scheduler.patience_seconds == pytest.approx(0.5)
+    driven.scheduler.add(request("b", [2]))
+    assert set(lengths(driven.step())) == {"a", "b"}
+
+
+def test_the_cost_model_learns_what_steps_cost() -> None:
+    model = CostModel()
+    truth = CostModel(CostProfile(0.01, 0.002, 0.003, 0.0, 0.0))
+    for number in range(300):
+        shape = StepShape()
+        shape.add_decodes(number % 7, 100 * (number % 7))
+        shape.add_chunk(1 + number * 13 % 200, 0)
+        model.observe(shape, truth.predict(shape))
+    shape = StepShape()
+    shape.add_decodes(3, 300)
+    shape.add_chunk(50, 0)
+    assert model.predict(shape) == pytest.approx(truth.predict(shape), rel=0.1)
+    assert model.error < 0.1
+    assert model.chunk_within(model.chunk(40, 100), 100) == 40
+
+
+def test_names_tiers_and_routes_choose_the_class() -> None:
+    routes = (Route("batch", prompt_tokens_above=4096), Route("realtime", path="/v1/voice"))
+    assert choose_class(BUILT_IN, named="batch") == "batch"
+    assert choose_class(BUILT_IN, tier="priority") == "realtime"
+    assert choose_class(BUILT_IN, routes=routes, prompt_tokens=5000) == "batch"
+    assert choose_class(BUILT_IN, routes=routes, path="/v1/voice/1") == "realtime"
+    assert choose_class(BUILT_IN, tier="auto", routes=routes) == "standard"
+    with pytest.raises(InvalidRequest):
+        choose_class(BUILT_IN, tier="gold")
+
+
+def test_classes_are_read_and_shown_as_settings() -> None:
+    classes = parse_classes('{"night": {"weight": 0.5}, "batch": null}', "classes")
+    assert [each.name for each in classes] == ["realtime", "standard", "night"]
+    assert parse_classes(show_classes(classes), "classes") == classes
+    assert parse_classes("off", "classes") == UNIFORM
+    assert parse_routes('[{"service_class": "night"}]', "routes") == (Route("night"),)
+    for wrong in ('{"standard": null}', '{"a": {"wieght": 1}}', '{"a": {"weight": 0}}', "[1]", "x"):
+        with pytest.raises(SettingsError):
+            parse_classes(wrong, "classes")
