@@ -59,6 +59,7 @@ check: $(STAMP)/check
 
 bench: $(STAMP)/runtime
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/scheduler.py
 
 bench-serving: $(STAMP)/runtime
 	$(BIN)/python -m benchmarks.serving --serve $(MODEL) $(BENCH_ARGS)

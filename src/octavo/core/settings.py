@@ -110,7 +110,7 @@ def _number(low: float, high: float, *, none: str | None = None) -> Parser:
         if number is None or isinstance(text, bool) or not low <= number <= high:
             words = f" or {none}" if none else ""
             raise SettingsError(
-                f"must be a number from {low:g} to {high:g}{words}, not {_shown(value)}", field=name
+                f"must be a number from {low:g} to {high:g}{words}, not {shown(value)}", field=name
             )
         return number
 

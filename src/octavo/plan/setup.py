@@ -7,18 +7,13 @@ from dataclasses import dataclass
 
 from octavo.core.clock import Clock
 from octavo.core.errors import CapacityError
-from octavo.core.service_classes import BUILT_IN
 from octavo.core.settings import Settings, page_tokens
 from octavo.plan.profile import Profile
 from octavo.plan.report import Report, Targets, make_report
 from octavo.plan.simulator import Progress, SimulatedClock, Simulation
 from octavo.plan.traces import TraceRequest
+from octavo.schedule.cost import CostProfile
 from octavo.schedule.scheduler import Scheduler
-
-TARGETS = {
-    each.name: Targets(each.first_token_seconds, each.inter_token_seconds) for each in BUILT_IN
-}
-"""Promises of the built-in service classes, strictest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +25,7 @@ class CacheSize:
     context_tokens: int
 
 
-def plan_memory(settings: Settings, profile: Profile) -> CacheSize:
+def plan_cache(settings: Settings, profile: Profile) -> CacheSize:
     """Pages and served context, as the engine works them out.
 
     `memory.kv_bytes: auto` is what the engine took when the profile was measured.
@@ -52,16 +47,25 @@ def plan_memory(settings: Settings, profile: Profile) -> CacheSize:
     return CacheSize(pages, tokens, min(profile.engine.context_tokens, pages * tokens))
 
 
-def build_scheduler(settings: Settings, memory: CacheSize, clock: Clock) -> Scheduler:
-    """A scheduler with these settings on that memory, moved by `clock`."""
+def build_scheduler(
+    settings: Settings, size: CacheSize, cost: CostProfile, clock: Clock
+) -> Scheduler:
+    """A scheduler with these settings on pages of that size, moved by `clock`."""
+    chosen = settings.scheduler
     return Scheduler(
-        pages=memory.pages,
-        page_tokens=memory.page_tokens,
-        token_budget=settings.scheduler.token_budget,
-        max_rows=settings.scheduler.max_batch_size,
-        max_context=memory.context_tokens,
-        max_chunk_tokens=settings.scheduler.max_chunk_tokens,
+        pages=size.pages,
+        page_tokens=size.page_tokens,
+        token_budget=chosen.token_budget,
+        max_rows=chosen.max_batch_size,
+        max_context=size.context_tokens,
+        max_chunk_tokens=chosen.max_chunk_tokens,
         clock=clock,
+        classes=chosen.service_classes,
+        max_step_seconds=None if chosen.max_step_ms is None else chosen.max_step_ms / 1000,
+        starvation_seconds=chosen.starvation_seconds,
+        batching=chosen.batching,
+        max_wait_seconds=chosen.max_wait_ms / 1000,
+        profile=cost,
     )
 
 
@@ -78,14 +82,17 @@ def simulate(
         CapacityError, SettingsError: the settings do not fit the profile's model.
     """
     clock = SimulatedClock()
-    scheduler = build_scheduler(settings, plan_memory(settings, profile), clock)
+    scheduler = build_scheduler(settings, plan_cache(settings, profile), profile.cost, clock)
     simulation = Simulation(scheduler, profile.cost, clock, trace, progress=progress)
     simulation.run()
     return make_report(
         simulation.records,
         simulation.totals,
         scheduler.counters,
-        targets=TARGETS,
+        targets={
+            each.name: Targets(each.first_token_seconds, each.inter_token_seconds)
+            for each in scheduler.classes
+        },
         max_rows=settings.scheduler.max_batch_size,
         token_budget=settings.scheduler.token_budget,
     )

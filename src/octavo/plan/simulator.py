@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from octavo.core.errors import EngineError, InvalidRequest, OctavoError
+from octavo.core.errors import CapacityError, EngineError, Overloaded, PromptTooLong
 from octavo.core.output import EngineOutput
 from octavo.plan.records import Outcome, Record, Recorder, StepTotals
 from octavo.plan.shape import shape_of
@@ -17,8 +17,8 @@ from octavo.schedule.scheduler import Scheduler
 Progress = Callable[[int, int], object]
 """Called now and then with the requests that have ended and all of them."""
 
-_WAIT_SECONDS = 0.001
-_MAX_WAITS = 600_000
+_LEAST_WAIT_SECONDS = 0.001
+_MAX_WAITS = 10_000
 _PROGRESS_STEPS = 512
 
 
@@ -99,7 +99,8 @@ class Simulation:
         """Replay everything, until the last request has ended.
 
         Raises:
-            EngineError: requests wait, nothing runs and nothing will arrive.
+            EngineError: requests wait and nothing runs.
+            InvalidRequest: a request names a service class that is not there.
         """
         while True:
             self._take_arrivals()
@@ -121,8 +122,10 @@ class Simulation:
             self._arrived += 1
             try:
                 self._scheduler.add(self._prompts.request(traced, number, service_class))
-            except OctavoError as error:
-                self.recorder.refuse(record, _refusal(error), str(error), now)
+            except Overloaded as error:
+                self.recorder.refuse(record, Outcome.REFUSED, str(error), now)
+            except (PromptTooLong, CapacityError) as error:
+                self.recorder.refuse(record, Outcome.UNSERVABLE, str(error), now)
 
     def _step(self) -> None:
         scheduler = self._scheduler
@@ -143,14 +146,14 @@ class Simulation:
             self._report_progress(self.recorder.ended)
 
     def _wait(self) -> None:
-        """Requests wait and the scheduler wants to go on waiting: for company or a deadline."""
+        """The scheduler waits for company: go on when it wants to, or at the next arrival."""
         self._waits += 1
         if self._waits > _MAX_WAITS:
             raise EngineError(
                 f"{self._scheduler.waiting_count} requests wait and nothing runs",
                 remedy="please report this with the trace and the settings",
             )
-        until = self._clock.seconds + _WAIT_SECONDS
+        until = self._clock.seconds + max(self._scheduler.patience_seconds, _LEAST_WAIT_SECONDS)
         if self._arrived < len(self._trace):
             until = min(until, self._trace[self._arrived].arrival_seconds)
         self._clock.seconds = until
@@ -161,7 +164,3 @@ class Simulation:
     def _report_progress(self, ended: int) -> None:
         if self._progress is not None:
             self._progress(ended, len(self._trace))
-
-
-def _refusal(error: OctavoError) -> Outcome:
-    return Outcome.UNSERVABLE if isinstance(error, InvalidRequest) else Outcome.REFUSED

@@ -41,6 +41,7 @@ class SyntheticPrompts:
             max_new_tokens=traced.output_tokens,
             arrival_seconds=traced.arrival_seconds,
             service_class=service_class,
+            tenant=traced.tenant or "anonymous",
         )
 
     def _prompt(self, traced: TraceRequest, number: int) -> tuple[int, ...]:

@@ -1,0 +1,142 @@
+"""`octavo plan` as a command line: replays, profiles, and what is said about wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from octavo.cli import main as cli
+from octavo.plan.profile import read_profile
+from tiny import make_tiny_gguf
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in [name for name in os.environ if name.startswith("OCTAVO_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.csv"
+    lines = [f"{number * 0.5},{40 + number % 3},{5 + number % 2}" for number in range(20)]
+    path.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *lines)))
+    return str(path)
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.run(["plan", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    status, out, err = outcome(capsys, "simulate", "--json", "-q", *arguments)
+    assert (status, err) == (0, "")
+    report = json.loads(out)
+    assert isinstance(report, dict)
+    return report
+
+
+class TestSimulate:
+    def test_the_table_says_what_was_replayed(
+        self, capsys: pytest.CaptureFixture[str], trace: str
+    ) -> None:
+        status, out, err = outcome(capsys, "simulate", "--trace", trace, "--gap-scale", "2")
+        assert status == 0
+        assert "20 requests, gaps x 2, lengths x 1" in out
+        for word in ("TTFT", "TPOT", "inter-token", "queue", "goodput", "preemptions", "busy"):
+            assert word in out
+        assert "times as fast" in err
+
+    def test_two_runs_print_the_same(self, capsys: pytest.CaptureFixture[str], trace: str) -> None:
+        assert simulated(capsys, "--trace", trace) == simulated(capsys, "--trace", trace)
+
+    def test_scaling_and_classes_reach_the_replay(
+        self, capsys: pytest.CaptureFixture[str], trace: str
+    ) -> None:
+        options = ("--gap-scale", "4", "--length-scale", "0.5", "--limit", "10")
+        report = simulated(
+            capsys, "--trace", f"realtime={trace}", "--trace", f"batch={trace}", *options
+        )
+        classes = report["classes"]
+        assert isinstance(classes, list)
+        assert [(one["name"], one["offered"]) for one in classes] == [
+            ("realtime", 10),
+            ("batch", 10),
+        ]
+        # 40, 41, 42, ... halved and rounded.
+        assert classes[0]["prompt_tokens"] == 4 * 20 + 3 * 20 + 3 * 21
+        assert report["span_seconds"] >= 9 * 0.5 * 4  # type: ignore[operator]
+        assert report["scale"] == {"gaps": 4, "lengths": 0.5, "limit": 10}
+
+    def test_settings_reach_the_scheduler(
+        self, capsys: pytest.CaptureFixture[str], trace: str
+    ) -> None:
+        crowd = ("--trace", trace, "--gap-scale", "0.001")
+        one = simulated(capsys, *crowd, "--set", "scheduler.max_batch_size=1")
+        many = simulated(capsys, *crowd)
+        assert one["steps"]["mean_rows"] == 1  # type: ignore[index]
+        assert many["steps"]["mean_rows"] > 4  # type: ignore[index]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--trace", "none.csv"), "none.csv: cannot be read"),
+            (("--trace", "nobody={trace}"), "service_class"),
+            (("--trace", "{trace}", "--gap-scale", "0"), "gap scale"),
+            (("--trace", "{trace}", "--profile", "{trace}"), "is not JSON"),
+            (("--trace", "{trace}", "--set", "memory.kv_bytes=1KB"), "memory.kv_bytes"),
+        ],
+    )
+    def test_wrong_input_is_one_line(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        trace: str,
+        arguments: tuple[str, ...],
+        message: str,
+    ) -> None:
+        filled = [argument.replace("{trace}", trace) for argument in arguments]
+        status, out, err = outcome(capsys, "simulate", "-q", *filled)
+        assert (status, out) == (1, "")
+        assert message in err
+        assert err.count("\n") == 1
+
+    def test_a_trace_is_needed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert outcome(capsys, "simulate")[0] == 2
+
+
+class TestCalibrate:
+    def test_a_model_becomes_a_profile_that_replays(
+        self, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path
+    ) -> None:
+        model = str(make_tiny_gguf(tmp_path / "tiny.gguf"))
+        status, out, err = outcome(capsys, "calibrate", model, "-q", "--set", "compute.threads=1")
+        assert (status, err) == (0, "")
+        path = tmp_path / "home" / "profiles" / "tiny.json"
+        assert str(path) in out
+        profile = read_profile(path)
+        assert (profile.cost.model, profile.engine.layers, profile.engine.threads) == (
+            "tiny.gguf",
+            2,
+            1,
+        )
+        # Keys and values of 2 heads of 16 numbers in 2 bytes each.
+        assert profile.engine.layer_token_bytes == 2 * 2 * 16 * 2
+        assert profile.steps > 12
+        report = simulated(capsys, "--trace", trace, "--profile", str(path))
+        assert report["profile"]["cost"]["model"] == "tiny.gguf"  # type: ignore[index]
+
+    def test_a_file_that_cannot_be_written_is_named(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        model = str(make_tiny_gguf(tmp_path / "tiny.gguf"))
+        (tmp_path / "file").write_text("")
+        target = str(tmp_path / "file" / "profile.json")
+        status, _, err = outcome(capsys, "calibrate", model, "-q", "--output", target)
+        assert status == 1
+        assert f"{target}: cannot be written" in err
