@@ -300,7 +300,7 @@ class Ledger:
             after,
             at_seconds=now,
             reason=reason,
-            emit=self._emit or _ignore,
+            emit=_ignore if self._emit is None else self._emit,
         )
 
     def _tell(self, kind: str, sequence: Sequence, now: float, reason: str) -> None:
