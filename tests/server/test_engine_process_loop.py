@@ -121,7 +121,8 @@ def test_a_cancelled_request_frees_its_pages_before_the_next_step() -> None:
         frontend.say(Submit((wire_request("running", (1, 2), max_new_tokens=100),)))
         frontend.expect(Outputs)
         frontend.say(Submit((wire_request("prefilling", long_prompt, max_new_tokens=100),)))
-        frontend.say(Submit((wire_request("queued", (9,), max_new_tokens=100),)))
+        # It has more to compute, so it stays behind the other, which came in the same moment.
+        frontend.say(Submit((wire_request("queued", (9,), max_new_tokens=900),)))
         frontend.expect(
             Outputs,
             lambda message: any(each.request_id == "prefilling" for each in message.started),
