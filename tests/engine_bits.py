@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine_harness import RecordingModel, Rig, make_request, random_prompt
 from octavo.compute.batch import StepModel
@@ -124,8 +124,6 @@ def after_preemption(
         seed=target.seed + 1,
         max_new_tokens=3 * page_tokens,
     )
-    # Older by more than what counts as the same deadline.
-    elder = replace(elder, arrival_seconds=1.0)
     # Room for both at first and one page to grow: the elder's next page is the target's.
     pages = 2 + pages_for(len(target.prompt), page_tokens) + 1
     rig = Rig(recorder, pages=max(pages, 6), page_tokens=page_tokens, token_budget=1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -140,8 +140,10 @@ class Rig:
         self.answers: dict[str, Answer] = {}
 
     def add(self, request: Request) -> None:
+        """Add a request, whose arrival is far enough from the others' to keep them in order."""
         self.answers[request.id] = Answer()
-        self.engine.add(request)
+        arrival = 0.2 * len(self.answers)
+        self.engine.add(replace(request, arrival_seconds=arrival))
 
     def step(self) -> None:
         for output in self.engine.step():
