@@ -11,7 +11,7 @@ from octavo.memory.cache import PageCache
 class PageDraft:
     """A scratch view of a `PageCache`; it costs what the plan changes, not the size of the pool.
 
-    Committing the same releases, then shares, then takes on the cache is always possible. The
+    Committing the same shares, then releases, then takes on the cache is always possible. The
     cache must not change while a draft is used.
     """
 

@@ -68,15 +68,18 @@ class Ledger:
         """Make a plan true; how many requests that never ran it admitted."""
         self.free_rows.update(plan.closed_rows)
         self.closed_rows = []
+        rows = {row.request_id: row for _, row in planner.grown} if plan.admissions else {}
+        # First, because a victim may be the only one who holds a page that is reused.
+        for admission in plan.admissions:
+            reused_pages = self._reused_pages(admission)
+            self.cache.share(rows[admission.request.id].new_pages[:reused_pages])
         for preemption in plan.preemptions:
             self._preempt(preemption, now)
         for page in planner.draft.pages.passed_over:
             self.cache.drop(page)
         joined = 0
-        if plan.admissions:
-            rows = {row.request_id: row for _, row in planner.grown}
-            for admission in plan.admissions:
-                joined += self._admit(admission, rows[admission.request.id], plan.number, now)
+        for admission in plan.admissions:
+            joined += self._admit(admission, rows[admission.request.id], plan.number, now)
         for wait in plan.waits:
             self._park(wait, now)
         for sequence, row in planner.grown:
@@ -142,8 +145,7 @@ class Ledger:
         self._unwait(sequence, now)
         lane.queue.charge(tenant, len(sequence.tokens) - admission.cached_tokens)
         self._move(sequence, RequestState.RUNNING, "admitted", now)
-        reused = row.new_pages[: admission.cached_tokens // sequence.page_tokens]
-        self.cache.share(reused)
+        reused = row.new_pages[: self._reused_pages(admission)]
         sequence.table = list(reused)
         sequence.room = len(reused) * sequence.page_tokens
         sequence.home.pages += len(reused)
@@ -163,6 +165,9 @@ class Ledger:
             sequence.home.counters.chunked += 1
             self._tell("chunked", sequence, now, f"{len(row.tokens)} of {sequence.pending} tokens")
         return is_new
+
+    def _reused_pages(self, admission: Admission) -> int:
+        return admission.cached_tokens // self.sequences[admission.request.id].page_tokens
 
     def _take_pages(self, sequence: Sequence, row: RowPlan) -> None:
         table = sequence.table
