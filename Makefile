@@ -4,6 +4,7 @@
 #   make test    run all tests            make check   style, types, import rule
 #   make bench   measure this machine     make docs    list the modules in docs/architecture.md
 #   make bench-serving   measure the server under load: 64 requests, 32 at a time
+#   make bench-kernels   measure each kernel against this machine's limits (three minutes)
 #   make clean   remove what make made (fetched models stay)
 #
 # Everything is installed into .venv, at the versions in constraints.txt. Stamps in .venv/.octavo
@@ -32,11 +33,11 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
        PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip
 WHEEL = $$(ls $(WHEELS)/octavo-*.whl)
 
-.PHONY: demo test check bench bench-serving docs clean help
+.PHONY: demo test check bench bench-serving bench-kernels docs clean help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,7s/^# *//p' Makefile
+	@sed -n '3,8s/^# *//p' Makefile
 
 demo: $(STAMP)/runtime
 	@$(BIN)/octavo pull $(MODEL) >/dev/null
@@ -63,6 +64,9 @@ bench: $(STAMP)/runtime
 
 bench-serving: $(STAMP)/runtime
 	$(BIN)/python -m benchmarks.serving --serve $(MODEL) $(BENCH_ARGS)
+
+bench-kernels: $(STAMP)/runtime
+	$(BIN)/python -m benchmarks.kernels $(BENCH_ARGS)
 
 docs:
 	'$(PYTHON)' docs/list_modules.py

@@ -24,9 +24,11 @@ inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
+void bind_attention(nanobind::module_& module);
 void bind_gemm(nanobind::module_& module);
 void bind_model(nanobind::module_& module);
 void bind_operators(nanobind::module_& module);
 void bind_sampling(nanobind::module_& module);
+void bind_timing(nanobind::module_& module);
 
 }  // namespace octavo

@@ -6,5 +6,7 @@ NB_MODULE(_native, module) {
   octavo::bind_model(module);
   octavo::bind_operators(module);
   octavo::bind_gemm(module);
+  octavo::bind_attention(module);
   octavo::bind_sampling(module);
+  octavo::bind_timing(module);
 }

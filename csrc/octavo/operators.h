@@ -7,6 +7,7 @@
 
 #include "octavo/attention_types.h"
 #include "octavo/gemm_types.h"
+#include "octavo/limits_types.h"
 #include "octavo/pool.h"
 #include "octavo/rope_types.h"
 
@@ -29,6 +30,7 @@ struct Operators {
   void (*linear)(Pool&, const LinearTarget* targets, int count, const ActivationBuffer& buffer);
   void (*embed_rows)(Pool&, const PackedWeight& weight, const int32_t* tokens, int64_t rows,
                      float scale, float* out, int64_t ldo);
+  LimitLoops limits;
 };
 
 const Operators& scalar_operators();

@@ -4,6 +4,7 @@
 #include "octavo/attention.h"
 #include "octavo/elementwise.h"
 #include "octavo/gemm.h"
+#include "octavo/limits.h"
 #include "octavo/norm.h"
 #include "octavo/operators.h"
 #include "octavo/rope.h"
@@ -26,6 +27,7 @@ constexpr Operators make_operators(const char* tier) {
   table.prepare_activations = prepare_activations;
   table.linear = linear;
   table.embed_rows = embed_rows;
+  table.limits = limit_loops();
   return table;
 }
 

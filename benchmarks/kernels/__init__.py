@@ -1,0 +1,1 @@
+"""Each kernel as a share of what this machine allows."""
