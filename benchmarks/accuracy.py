@@ -32,7 +32,8 @@ sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import oracle as oracles  # noqa: E402
 
-MODES = ("fp32", "int8x2", "int8")
+MODES = (("fp32", "fp16"), ("int8x2", "fp16"), ("int8", "fp16"), ("int8x2", "int8"))
+"""Activations and KV format."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,22 @@ class Row:
     model: str
     interpreter: str
     activations: str
+    kv_format: str
     text: str
     tokens: int
     top1: float
     mean_kl: float
 
 
-def open_cpu(path: Path, activations: str, tier: str | None = None) -> CpuModel:
+def open_cpu(path: Path, activations: str, kv_format: str, tier: str | None = None) -> CpuModel:
     with GgufFile.open(path) as file:
-        weights = GgufWeights(file)
-        return CpuModel(load_program(file), weights, activations=activations, tier=tier)
+        return CpuModel(
+            load_program(file),
+            GgufWeights(file),
+            activations=activations,
+            kv_format=kv_format,
+            tier=tier,
+        )
 
 
 def open_numpy(path: Path) -> ReferenceModel:
@@ -63,22 +70,22 @@ def measure(name: str, data: Path, numpy_tokens: int, scalar_tokens: int) -> Ite
     """All rows of one model; the scalar tier, which is slow, on the default model only."""
     path = pull(name, folder=models_dir())
     oracle = oracles.consult(path, oracles.sample_texts(path, data))
-    models: dict[str, StepModel] = {mode: open_cpu(path, mode) for mode in MODES}
+    models: dict[str, StepModel] = {" ".join(mode): open_cpu(path, *mode) for mode in MODES}
     for text in oracle.texts:
-        for mode, found in oracles.compare(oracle, models, text).items():
-            yield Row(name, "cpu", mode, text, **asdict(found))
+        for key, found in oracles.compare(oracle, models, text).items():
+            yield Row(name, "cpu", *key.split(), text, **asdict(found))
     for model in models.values():
         model.close()
     if numpy_tokens:
         numpy = open_numpy(path)
         found = oracles.compare(oracle, {"numpy": numpy}, "english", numpy_tokens)["numpy"]
-        yield Row(name, "reference", "fp32", "english", **asdict(found))
+        yield Row(name, "reference", "fp32", "fp16", "english", **asdict(found))
         numpy.close()
     if scalar_tokens and name == "smollm2-135m":
         for mode in MODES:
-            scalar = open_cpu(path, mode, tier="scalar")
-            found = oracles.compare(oracle, {mode: scalar}, "english", scalar_tokens)[mode]
-            yield Row(name, "cpu, scalar tier", mode, "english", **asdict(found))
+            scalar = open_cpu(path, *mode, tier="scalar")
+            found = oracles.compare(oracle, {"scalar": scalar}, "english", scalar_tokens)["scalar"]
+            yield Row(name, "cpu, scalar tier", *mode, "english", **asdict(found))
             scalar.close()
 
 
@@ -94,12 +101,12 @@ def main() -> None:
     rows: list[Row] = []
     for name in tqdm(options.model or sorted(KNOWN_MODELS), unit="model", disable=None):
         rows += measure(name, data, options.numpy_tokens, options.scalar_tokens)
-    print("| model | interpreter | activations | text | tokens | top-1 | mean KL |")
-    print("|---|---|---|---|---|---|---|")
+    print("| model | interpreter | activations | KV | text | tokens | top-1 | mean KL |")
+    print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
-            f"| {row.model} | {row.interpreter} | {row.activations} | {row.text} | {row.tokens} "
-            f"| {row.top1:.2%} | {row.mean_kl:.1e} |"
+            f"| {row.model} | {row.interpreter} | {row.activations} | {row.kv_format} "
+            f"| {row.text} | {row.tokens} | {row.top1:.2%} | {row.mean_kl:.1e} |"
         )
     print(f"{time.monotonic() - started:.0f} s", file=sys.stderr)
     if options.json:

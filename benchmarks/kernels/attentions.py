@@ -9,10 +9,11 @@ import numpy as np
 from benchmarks.kernels.cases import Case, Work
 
 from octavo.compute.kernels.cpu import _native
+from octavo.compute.kernels.reference.cache import head_bytes
 
 PAGE_TOKENS = 32
-FORMATS = {"fp16": (0, 2.0), "fp32": (1, 4.0)}
-"""Number of a KV format in native code, and bytes an element."""
+FORMATS = {"fp16": 0, "int8": 2, "fp32": 1}
+"""Number of a KV format in native code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,11 @@ class Cache:
 
     def __init__(self, shape: Shape, kv_format: str, layers: int, sequences: int, tokens: int):
         self.shape, self.layers, self.tokens = shape, layers, tokens
-        self.code, element_bytes = FORMATS[kv_format]
-        self.token_bytes = 2 * shape.kv_heads * shape.head_dim * element_bytes
+        self.code = FORMATS[kv_format]
+        self.token_bytes = 2 * shape.kv_heads * head_bytes(kv_format, shape.head_dim)
         rng = np.random.default_rng(0)
         pages = tokens // PAGE_TOKENS
-        page_bytes = int(self.token_bytes * PAGE_TOKENS) * layers
+        page_bytes = self.token_bytes * PAGE_TOKENS * layers
         self.bytes = np.zeros(sequences * pages * page_bytes, dtype=np.uint8)
         self.tables = rng.permutation(sequences * pages).astype(np.int32).reshape(sequences, pages)
         k, v = rng.standard_normal((2, tokens, shape.kv_heads * shape.head_dim), dtype=np.float32)
@@ -76,8 +77,8 @@ def _decode(
     tier: str, threads: int, cold_bytes: int, shape: Shape, kv_format: str, sequences: int,
     tokens: int,
 ) -> Case:  # fmt: skip
-    layer_bytes = sequences * tokens * 2 * shape.kv_heads * shape.head_dim * FORMATS[kv_format][1]
-    layers = max(1, -(-cold_bytes // int(layer_bytes)))
+    layer_bytes = sequences * tokens * 2 * shape.kv_heads * head_bytes(kv_format, shape.head_dim)
+    layers = max(1, -(-cold_bytes // layer_bytes))
     cache = Cache(shape, kv_format, layers, sequences, tokens)
     operations = 4.0 * sequences * tokens * shape.kv_heads * shape.shared * shape.head_dim
     return Case(

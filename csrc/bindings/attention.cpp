@@ -20,7 +20,7 @@ KvCache cache_over(MutableArray<uint8_t, 1>& bytes, int layers, int kv_heads, in
   require(layers > 0 && kv_heads > 0, "kv: layers and heads must be positive");
   require(is_head_dim(head_dim), "kv: head_dim must be a multiple of 16 up to 256");
   require(is_page_size(page_tokens), "kv: a page has 16, 32, 64, 128 or 256 tokens");
-  require(format == 0 || format == 1, "kv: format is 0 (fp16) or 1 (fp32)");
+  require(format >= 0 && format <= 2, "kv: format is 0 (fp16), 1 (fp32) or 2 (int8)");
   KvCache cache;
   cache.geometry = KvGeometry{layers, kv_heads, head_dim, page_tokens, KvFormat(format)};
   cache.base = bytes.data();

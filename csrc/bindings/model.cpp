@@ -21,7 +21,8 @@ Activations activations_of(const std::string& name) {
 
 KvFormat kv_format_of(const std::string& name) {
   if (name == "fp16") return KvFormat::Fp16;
-  require(name == "fp32", "kv_format must be fp16 or fp32");
+  if (name == "int8") return KvFormat::Int8;
+  require(name == "fp32", "kv_format must be fp16, fp32 or int8");
   return KvFormat::Fp32;
 }
 

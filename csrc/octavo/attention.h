@@ -11,29 +11,20 @@
 #include <cstring>
 #include <type_traits>
 
+#include "octavo/attention_pages.h"
 #include "octavo/attention_tile.h"
 #include "octavo/attention_types.h"
+#include "octavo/kv_codes.h"
 #include "octavo/pool.h"
 
 namespace octavo {
 namespace OCTAVO_TIER {
 
-// A task's rows: query tokens x heads of one kv head, token-major; row r sees [low[r], high[r]).
-struct RowBlock {
-  const float* q;  // [rows][head_dim], scaled
-  const int* low;
-  const int* high;
-  int rows;
-};
-
-template <class Element>
-constexpr const Tile<Element>* no_tile = nullptr;
-
 // Takes `Rows` rows from `row` on through one tile that starts at absolute position `start`.
-template <int Rows, class Element>
+template <int Rows, class Tile>
 inline void attend_rows(const AttentionCall& call, const RowBlock& block, int row, int start,
-                        const Tile<Element>& tile, const Tile<Element>* next,
-                        const State& state) {
+                        const Tile& tile, const Tile* next, const State& state) {
+  constexpr const Tile* no_tile = nullptr;
   const int head_dim = call.head_dim;
   alignas(64) float scores[Rows * kTileTokens];
   int begin[Rows], end[Rows], shared_begin = 0, shared_end = kTileTokens;
@@ -46,31 +37,33 @@ inline void attend_rows(const AttentionCall& call, const RowBlock& block, int ro
     any = any || begin[r] < end[r];
   }
   if (!any) return;
-  tile_scores<Rows>(block.q + size_t(row) * head_dim, head_dim, tile, next, scores);
+  tile_scores<Rows>(block, row, head_dim, tile, next, scores);
   float* output = state.output + size_t(row) * head_dim;
   for (int r = 0; r < Rows; ++r) {
     if (begin[r] >= end[r]) continue;
     soften_row(scores + r * kTileTokens, begin[r], end[r], call.softcap, head_dim,
                state.maximum + row + r, state.sum + row + r, output + size_t(r) * head_dim);
+    if constexpr (Tile::coded) {
+      scale_weights(scores + r * kTileTokens, begin[r], end[r], tile);
+    }
   }
   // Tokens that only some of the rows see are added row by row, never as zeros: 0 x NaN is NaN.
   const bool shared = shared_begin < shared_end;
   for (int r = 0; r < Rows; ++r) {
     tile_values<1>(scores + r * kTileTokens, begin[r], shared ? shared_begin : end[r], tile,
-                   no_tile<Element>, head_dim, output + size_t(r) * head_dim);
+                   no_tile, head_dim, output + size_t(r) * head_dim);
   }
   if (!shared) return;
   tile_values<Rows>(scores, shared_begin, shared_end, tile, next, head_dim, output);
   for (int r = 0; r < Rows; ++r) {
     tile_values<1>(scores + r * kTileTokens, shared_end, end[r], tile,
-                   no_tile<Element>, head_dim, output + size_t(r) * head_dim);
+                   no_tile, head_dim, output + size_t(r) * head_dim);
   }
 }
 
-template <class Element>
+template <class Tile>
 inline void attend_block(const AttentionCall& call, const RowBlock& block, int start,
-                         const Tile<Element>& tile, const Tile<Element>* next,
-                         const State& state) {
+                         const Tile& tile, const Tile* next, const State& state) {
   int row = 0;
   while (row < block.rows) {
     const int left = block.rows - row;
@@ -81,65 +74,12 @@ inline void attend_block(const AttentionCall& call, const RowBlock& block, int s
       case 2: attend_rows<2>(call, block, row, start, tile, next, state); break;
       case 3: attend_rows<3>(call, block, row, start, tile, next, state); break;
       case 4: attend_rows<4>(call, block, row, start, tile, next, state); break;
-#if defined(OCTAVO_TIER_AVX512)
       case 5: attend_rows<5>(call, block, row, start, tile, next, state); break;
       case 6: attend_rows<6>(call, block, row, start, tile, next, state); break;
-#endif
     }
     row += rows;
     next = nullptr;
   }
-}
-
-template <class Element>
-inline Tile<Element> page_tile(const AttentionCall& call, const int32_t* table, int kv_head,
-                               int start, int begin, int end) {
-  Tile<Element> tile;
-  const KvGeometry& geometry = call.cache->geometry;
-  const int page_tokens = geometry.page_tokens;
-  tile.key_stride = size_t(page_tokens) * 4;
-  tile.first = (begin - start) / kGroupTokens;
-  tile.last = (end - start + kGroupTokens - 1) / kGroupTokens;
-  for (int group = tile.first; group < tile.last; ++group) {
-    const int token = start + group * kGroupTokens;
-    const int32_t page = table[token / page_tokens];
-    const size_t offset = size_t(token % page_tokens);
-    tile.keys[group] =
-        reinterpret_cast<const Element*>(call.cache->keys(page, call.layer, kv_head)) + offset * 4;
-    tile.values[group] =
-        reinterpret_cast<const Element*>(call.cache->values(page, call.layer, kv_head)) +
-        offset * call.head_dim;
-  }
-  return tile;
-}
-
-// Widens a tile to float once for many row blocks; `buffer` holds 2 * 64 * head_dim floats.
-// `tokens` is the number of tile tokens that were written.
-template <class Element>
-inline Tile<float> widen_tile(const Tile<Element>& tile, int head_dim, int tokens, float* buffer) {
-  Tile<float> wide;
-  wide.key_stride = size_t(kTileTokens) * 4;
-  wide.first = tile.first;
-  wide.last = tile.last;
-  float* values = buffer + size_t(kTileTokens) * head_dim;
-  for (int group = tile.first; group < tile.last; ++group) {
-    float* keys = buffer + group * kGroupTokens * 4;
-    for (int quad = 0; quad < head_dim / 4; ++quad) {
-      for (int v = 0; v < 4; ++v) {
-        simd::store(keys + quad * wide.key_stride + 16 * v,
-                    load_element(tile.keys[group] + quad * tile.key_stride + 16 * v));
-      }
-    }
-    wide.keys[group] = keys;
-    wide.values[group] = values + size_t(group) * kGroupTokens * head_dim;
-    const int left = tokens - group * kGroupTokens;
-    const int count = (left < kGroupTokens ? left : kGroupTokens) * head_dim;
-    for (int i = 0; i < count; i += 16) {
-      simd::store(values + size_t(group) * kGroupTokens * head_dim + i,
-                  load_element(tile.values[group] + i));
-    }
-  }
-  return wide;
 }
 
 // One segment (absolute positions [segment, segment + 512)) into a fresh state.
@@ -157,18 +97,19 @@ inline void attend_segment(const AttentionCall& call, const AttentionTask& task,
   };
   const bool few_rows = block.rows <= kMaxRows;
   int start = lowest > segment ? lowest / kTileTokens * kTileTokens : segment;
-  Tile<Element> tile;
+  Tile<Element, Element> tile;
   if (start < stop) tile = tile_at(start);
   for (; start < stop; start += kTileTokens) {
-    Tile<Element> next;
+    Tile<Element, Element> next;
     const bool more = start + kTileTokens < stop;
     if (more) next = tile_at(start + kTileTokens);
     if (few_rows || std::is_same<Element, float>::value) {
       attend_block(call, block, start, tile, more ? &next : nullptr, state);
     } else {
       const int written = stop < start + kTileTokens ? stop - start : kTileTokens;
-      attend_block(call, block, start, widen_tile(tile, call.head_dim, written, buffer),
-                   no_tile<float>, state);
+      const WideTile<Element>* none = nullptr;
+      attend_block(call, block, start, widen_tile(tile, call.head_dim, written, buffer), none,
+                   state);
     }
     if (more) tile = next;
   }
@@ -200,25 +141,68 @@ inline void merge_state(const State& total, const State& next, int rows, int hea
   }
 }
 
-// Queries of a task, scaled and gathered, with the positions each row sees.
-inline RowBlock gather_rows(const AttentionCall& call, const AttentionTask& task, float* q, int* low,
-                            int* high) {
+// Bump allocation inside one worker's scratch (attention_scratch_floats() long).
+struct TaskScratch {
+  float* q;
+  int8_t* codes;  // instead of q
+  float* scales;
+  int32_t* sums;
+  int* low;
+  int* high;
+  State total;
+  State next;
+  float* tile;
+};
+
+inline TaskScratch cut_scratch(float* scratch, int rows, int head_dim) {
+  TaskScratch cut;
+  const size_t matrix = size_t(rows) * head_dim, column = (size_t(rows) + 15) / 16 * 16;
+  cut.q = scratch;
+  cut.codes = reinterpret_cast<int8_t*>(scratch);
+  cut.total.output = cut.q + matrix;
+  cut.next.output = cut.total.output + matrix;
+  cut.tile = cut.next.output + matrix;
+  float* columns = cut.tile + 2 * size_t(kTileTokens) * head_dim;
+  cut.total.maximum = columns;
+  cut.total.sum = columns + column;
+  cut.next.maximum = columns + 2 * column;
+  cut.next.sum = columns + 3 * column;
+  cut.low = reinterpret_cast<int*>(columns + 4 * column);
+  cut.high = reinterpret_cast<int*>(columns + 5 * column);
+  cut.scales = columns + 6 * column;
+  cut.sums = reinterpret_cast<int32_t*>(columns + 7 * column);
+  return cut;
+}
+
+// Queries of a task, scaled and gathered, with the positions each row sees. `Element` is the
+// cache's: over codes queries become codes too.
+template <class Element>
+inline RowBlock gather_rows(const AttentionCall& call, const AttentionTask& task,
+                            const TaskScratch& cut) {
   const int group = call.heads / call.kv_heads, head_dim = call.head_dim;
   const simd::F16 scale = simd::set1(call.scale);
+  alignas(64) float scaled[kMostHeadDim];
   int row = 0;
   for (int i = 0; i < task.tokens; ++i) {
     const float* token = call.q + size_t(task.token + i) * call.heads * head_dim;
     const int position = task.position + i;
     for (int g = 0; g < group; ++g, ++row) {
       const float* source = token + size_t(task.kv_head * group + g) * head_dim;
+      constexpr bool coded = std::is_same<Element, int8_t>::value;
+      float* target = coded ? scaled : cut.q + size_t(row) * head_dim;
       for (int d = 0; d < head_dim; d += 16) {
-        simd::store(q + size_t(row) * head_dim + d, simd::mul(simd::load(source + d), scale));
+        simd::store(target + d, simd::mul(simd::load(source + d), scale));
       }
-      high[row] = position + 1;
-      low[row] = call.window > 0 && position + 1 > call.window ? position + 1 - call.window : 0;
+      if constexpr (coded) {
+        const HeadCodes head = quantize_head(scaled, head_dim, cut.codes + size_t(row) * head_dim);
+        cut.scales[row] = head.scale;
+        cut.sums[row] = head.sum;
+      }
+      cut.high[row] = position + 1;
+      cut.low[row] = call.window > 0 && position + 1 > call.window ? position + 1 - call.window : 0;
     }
   }
-  return RowBlock{q, low, high, row};
+  return RowBlock{cut.q, cut.codes, cut.scales, cut.sums, cut.low, cut.high, row};
 }
 
 inline void write_output(const AttentionCall& call, const AttentionTask& task, const State& total) {
@@ -237,40 +221,13 @@ inline void write_output(const AttentionCall& call, const AttentionTask& task, c
   }
 }
 
-// Bump allocation inside one worker's scratch (attention_scratch_floats() long).
-struct TaskScratch {
-  float* q;
-  int* low;
-  int* high;
-  State total;
-  State next;
-  float* tile;
-};
-
-inline TaskScratch cut_scratch(float* scratch, int rows, int head_dim) {
-  TaskScratch cut;
-  const size_t matrix = size_t(rows) * head_dim, column = (size_t(rows) + 15) / 16 * 16;
-  cut.q = scratch;
-  cut.total.output = cut.q + matrix;
-  cut.next.output = cut.total.output + matrix;
-  cut.tile = cut.next.output + matrix;
-  float* columns = cut.tile + 2 * size_t(kTileTokens) * head_dim;
-  cut.total.maximum = columns;
-  cut.total.sum = columns + column;
-  cut.next.maximum = columns + 2 * column;
-  cut.next.sum = columns + 3 * column;
-  cut.low = reinterpret_cast<int*>(columns + 4 * column);
-  cut.high = reinterpret_cast<int*>(columns + 5 * column);
-  return cut;
-}
-
 inline int first_segment(int low) { return low / kSegmentTokens * kSegmentTokens; }
 
 template <class Element>
 inline void attention_task(const AttentionCall& call, const AttentionTask& task, float* scratch) {
   const int rows = task.tokens * (call.heads / call.kv_heads);
   const TaskScratch cut = cut_scratch(scratch, rows, call.head_dim);
-  const RowBlock block = gather_rows(call, task, cut.q, cut.low, cut.high);
+  const RowBlock block = gather_rows<Element>(call, task, cut);
   const int first = first_segment(block.low[0]);
   attend_segment<Element>(call, task, block, first, cut.total, cut.tile);
   for (int segment = first + kSegmentTokens; segment < block.high[rows - 1];
@@ -333,7 +290,7 @@ inline void split_attention(Pool& pool, const AttentionCall& call, const Attenti
           const int rows = tasks[task].tokens * group;
           const int index = int(part) - plan.first_part[task];
           const TaskScratch cut = cut_scratch(scratch, rows, call.head_dim);
-          const RowBlock block = gather_rows(call, tasks[task], cut.q, cut.low, cut.high);
+          const RowBlock block = gather_rows<Element>(call, tasks[task], cut);
           attend_segment<Element>(
               call, tasks[task], block,
               task_first_segment(call, tasks[task]) + index * kSegmentTokens,
@@ -371,10 +328,10 @@ inline void run_attention(Pool& pool, const AttentionCall& call, const Attention
 
 inline void attention(Pool& pool, const AttentionCall& call, const AttentionTask* tasks,
                       size_t count) {
-  if (call.cache->geometry.format == KvFormat::Fp16) {
-    run_attention<Half>(pool, call, tasks, count);
-  } else {
-    run_attention<float>(pool, call, tasks, count);
+  switch (call.cache->geometry.format) {
+    case KvFormat::Fp16: return run_attention<Half>(pool, call, tasks, count);
+    case KvFormat::Fp32: return run_attention<float>(pool, call, tasks, count);
+    case KvFormat::Int8: return run_attention<int8_t>(pool, call, tasks, count);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "octavo/kv.h"
 #include "octavo/quads.h"
@@ -17,60 +18,87 @@ constexpr int kSegmentTokens = 512;
 constexpr int kGroupTokens = 16;
 
 // Rows that share every load of K and V; bounded by the registers of the tier.
-#if defined(OCTAVO_TIER_AVX512)
 constexpr int kMaxRows = 6;
+#if defined(OCTAVO_TIER_AVX512)
 constexpr int key_vectors(int) { return 4; }
 constexpr int value_vectors(int) { return 4; }
 #else
-constexpr int kMaxRows = 4;
 constexpr int key_vectors(int rows) { return rows == 1 ? 4 : rows < 4 ? 2 : 1; }
 constexpr int value_vectors(int rows) { return rows == 1 ? 4 : rows < 4 ? 2 : 1; }
 #endif
 
-// Up to 64 tokens of one head as groups of 16; only groups [first, last) are set.
-template <class Element>
+// A task's rows: query tokens x heads of one kv head, token-major; row r sees [low[r], high[r]).
+// Queries are scaled; over an int8 cache they are codes.
+struct RowBlock {
+  const float* q;  // [rows][head_dim]
+  const int8_t* codes;  // the same shape, a scale and a sum of the codes a row
+  const float* scales;
+  const int32_t* sums;
+  const int* low;
+  const int* high;
+  int rows;
+};
+
+// Up to 64 tokens of one head as groups of 16; only groups [first, last) are set. Codes have
+// scales, [16] a group.
+template <class Key, class Value>
 struct Tile {
-  const Element* keys[kTileTokens / kGroupTokens];
-  const Element* values[kTileTokens / kGroupTokens];
+  const Key* keys[kTileTokens / kGroupTokens];
+  const Value* values[kTileTokens / kGroupTokens];
+  const float* key_scales[kTileTokens / kGroupTokens];
+  const float* value_scales[kTileTokens / kGroupTokens];
   size_t key_stride;  // elements from one quad to the next
   int first;
   int last;
+
+  static constexpr bool coded = std::is_same<Key, int8_t>::value;
+  bool has(int group) const { return group >= first && group < last; }
 };
+
+template <class Element>
+OCTAVO_INLINE void prefetch(const Element* begin, size_t count) {
+  const char* ahead = reinterpret_cast<const char*>(begin);
+  for (size_t byte = 0; byte < count * sizeof(Element); byte += 64) {
+    __builtin_prefetch(ahead + byte, 0, 2);
+  }
+}
 
 // scores[r][t] = q[r] . k[t]: four chains over the quads' lanes, joined by quad_sum. `next` is the
 // tile to come, or null.
-template <int Rows, class Element>
-inline void tile_scores(const float* q, int head_dim, const Tile<Element>& tile,
-                        const Tile<Element>* next, float* scores) {
+template <int Rows, class Tile>
+inline void float_scores(const float* q, int head_dim, const Tile& tile, const Tile* next,
+                         float* scores) {
   constexpr int kVectors = key_vectors(Rows);
   for (int group = tile.first; group < tile.last; ++group) {
     simd::F16 parts[Rows][4];
     for (int half = 0; half < 4; half += kVectors) {
       simd::F16 chain[Rows][kVectors];
+OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
+OCTAVO_UNROLL
         for (int v = 0; v < kVectors; ++v) chain[r][v] = simd::zero();
       }
-      const Element* keys = tile.keys[group] + 16 * half;
-      const bool fetch = next != nullptr && half == 0 && group >= next->first && group < next->last;
+      const auto* keys = tile.keys[group] + 16 * half;
+      const bool fetch = next != nullptr && half == 0 && next->has(group);
       for (int d = 0; d < head_dim; d += 4, keys += tile.key_stride) {
-        if (fetch) {
-          const char* ahead =
-              reinterpret_cast<const char*>(next->keys[group] + d / 4 * next->key_stride);
-          for (size_t line = 0; line < kGroupTokens * 4 * sizeof(Element); line += 64) {
-            __builtin_prefetch(ahead + line, 0, 2);
-          }
-        }
+        if (fetch) prefetch(next->keys[group] + d / 4 * next->key_stride, kGroupTokens * 4);
         simd::F16 k[kVectors];
+OCTAVO_UNROLL
         for (int v = 0; v < kVectors; ++v) k[v] = load_element(keys + 16 * v);
+OCTAVO_UNROLL
         for (int r = 0; r < Rows; ++r) {
           const simd::F16 x = broadcast_quad(q + size_t(r) * head_dim + d);
+OCTAVO_UNROLL
           for (int v = 0; v < kVectors; ++v) chain[r][v] = simd::fma(x, k[v], chain[r][v]);
         }
       }
+OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
+OCTAVO_UNROLL
         for (int v = 0; v < kVectors; ++v) parts[r][half + v] = chain[r][v];
       }
     }
+OCTAVO_UNROLL
     for (int r = 0; r < Rows; ++r) {
       simd::store(scores + r * kTileTokens + group * kGroupTokens,
                   quad_sum(parts[r][0], parts[r][1], parts[r][2], parts[r][3]));
@@ -78,32 +106,74 @@ inline void tile_scores(const float* q, int head_dim, const Tile<Element>& tile,
   }
 }
 
-template <int Rows, int Vectors, class Element>
-inline void value_columns(const float* weights, int begin, int end, const Tile<Element>& tile,
-                          const Tile<Element>* next, int head_dim, int column, float* output) {
+// The same over codes: exact integer sums, then float(sum) * query scale * key scale.
+template <int Rows, class Tile>
+inline void code_scores(const RowBlock& block, int row, int head_dim, const Tile& tile,
+                        const Tile* next, float* scores) {
+  const int8_t* codes = block.codes + size_t(row) * head_dim;
+  for (int group = tile.first; group < tile.last; ++group) {
+    simd::I16 sum[Rows];
+OCTAVO_UNROLL
+    for (int r = 0; r < Rows; ++r) sum[r] = signed_dot_start(block.sums[row + r]);
+    const auto* keys = tile.keys[group];
+    const bool fetch = next != nullptr && next->has(group);
+    if (fetch) prefetch(next->key_scales[group], kGroupTokens);
+    for (int d = 0; d < head_dim; d += 4, keys += tile.key_stride) {
+      if (fetch) prefetch(next->keys[group] + d / 4 * next->key_stride, kGroupTokens * 4);
+      const simd::Bytes k = simd::load_bytes(reinterpret_cast<const uint8_t*>(keys));
+OCTAVO_UNROLL
+      for (int r = 0; r < Rows; ++r) {
+        sum[r] = signed_dot(sum[r], k, simd::load_quad(codes + size_t(r) * head_dim + d));
+      }
+    }
+    const simd::F16 key_scale = simd::load(tile.key_scales[group]);
+OCTAVO_UNROLL
+    for (int r = 0; r < Rows; ++r) {
+      const simd::F16 scaled = simd::mul(simd::to_float(sum[r]), simd::set1(block.scales[row + r]));
+      simd::store(scores + r * kTileTokens + group * kGroupTokens, simd::mul(scaled, key_scale));
+    }
+  }
+}
+
+template <int Rows, class Tile>
+inline void tile_scores(const RowBlock& block, int row, int head_dim, const Tile& tile,
+                        const Tile* next, float* scores) {
+  if constexpr (Tile::coded) {
+    code_scores<Rows>(block, row, head_dim, tile, next, scores);
+  } else {
+    float_scores<Rows>(block.q + size_t(row) * head_dim, head_dim, tile, next, scores);
+  }
+}
+
+template <int Rows, int Vectors, class Tile>
+inline void value_columns(const float* weights, int begin, int end, const Tile& tile,
+                          const Tile* next, int head_dim, int column, float* output) {
   simd::F16 sum[Rows][Vectors];
+OCTAVO_UNROLL
   for (int r = 0; r < Rows; ++r) {
+OCTAVO_UNROLL
     for (int v = 0; v < Vectors; ++v) {
       sum[r][v] = simd::load(output + size_t(r) * head_dim + column + 16 * v);
     }
   }
   for (int t = begin; t < end; ++t) {
+    const int group = t / kGroupTokens;
     const size_t offset = size_t(t % kGroupTokens) * head_dim + column;
-    const Element* row = tile.values[t / kGroupTokens] + offset;
-    if (next != nullptr && t / kGroupTokens >= next->first && t / kGroupTokens < next->last) {
-      const char* ahead = reinterpret_cast<const char*>(next->values[t / kGroupTokens] + offset);
-      for (size_t line = 0; line < 16 * Vectors * sizeof(Element); line += 64) {
-        __builtin_prefetch(ahead + line, 0, 2);
-      }
-    }
+    if (next != nullptr && next->has(group)) prefetch(next->values[group] + offset, 16 * Vectors);
+    const auto* row = tile.values[group] + offset;
     simd::F16 value[Vectors];
+OCTAVO_UNROLL
     for (int v = 0; v < Vectors; ++v) value[v] = load_element(row + 16 * v);
+OCTAVO_UNROLL
     for (int r = 0; r < Rows; ++r) {
       const simd::F16 weight = simd::set1(weights[r * kTileTokens + t]);
+OCTAVO_UNROLL
       for (int v = 0; v < Vectors; ++v) sum[r][v] = simd::fma(weight, value[v], sum[r][v]);
     }
   }
+OCTAVO_UNROLL
   for (int r = 0; r < Rows; ++r) {
+OCTAVO_UNROLL
     for (int v = 0; v < Vectors; ++v) {
       simd::store(output + size_t(r) * head_dim + column + 16 * v, sum[r][v]);
     }
@@ -114,9 +184,9 @@ inline void value_columns(const float* weights, int begin, int end, const Tile<E
 // this one is computed hides its latency (at once it would stall).
 //
 // output[r] += sum over tokens [begin, end) of weights[r][t] * v[t], in token order.
-template <int Rows, class Element>
-inline void tile_values(const float* weights, int begin, int end, const Tile<Element>& tile,
-                        const Tile<Element>* next, int head_dim, float* output) {
+template <int Rows, class Tile>
+inline void tile_values(const float* weights, int begin, int end, const Tile& tile,
+                        const Tile* next, int head_dim, float* output) {
   if (begin >= end) return;
   constexpr int kVectors = value_vectors(Rows);
   int column = 0;
@@ -125,6 +195,15 @@ inline void tile_values(const float* weights, int begin, int end, const Tile<Ele
   }
   for (; column < head_dim; column += 16) {
     value_columns<Rows, 1>(weights, begin, end, tile, next, head_dim, column, output);
+  }
+}
+
+// Weights of codes take in the codes' scales.
+template <class Tile>
+inline void scale_weights(float* weights, int begin, int end, const Tile& tile) {
+  for (int g = begin / kGroupTokens; g * kGroupTokens < end; ++g) {
+    float* group = weights + g * kGroupTokens;
+    simd::store(group, simd::mul(simd::load(group), simd::load(tile.value_scales[g])));
   }
 }
 

@@ -1,11 +1,9 @@
-// Element-wise operators over [rows, width] matrices, and the write of K and V into the cache.
+// Element-wise operators over [rows, width] matrices.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
-#include "octavo/attention_types.h"
 #include "octavo/chunk.h"
 #include "octavo/pool.h"
 #include "octavo/quads.h"
@@ -53,46 +51,6 @@ inline void gelu_mul(Pool& pool, const float* gate, const float* up, size_t tota
 // x = c tanh(x / c) in place.
 inline void softcap(Pool& pool, float* x, size_t total, float c) {
   for_each_vector(pool, total, [=](size_t i, int n) { put(x + i, cap(take(x + i, n), c), n); });
-}
-
-template <class Element>
-inline void write_head(const float* k, const float* v, int head_dim, int page_tokens, int slot,
-                       Element* keys, Element* values) {
-  Element quads[16];
-  for (int d = 0; d < head_dim; d += 16) {
-    store_element(quads, simd::load(k + d));
-    for (int q = 0; q < 4; ++q) {
-      memcpy(keys + (size_t(d / 4 + q) * page_tokens + slot) * 4, quads + 4 * q,
-             4 * sizeof(Element));
-    }
-    store_element(values + size_t(slot) * head_dim + d, simd::load(v + d));
-  }
-}
-
-template <class Element>
-inline void write_kv_as(Pool& pool, const KvWriteCall& call) {
-  const KvGeometry& geometry = call.cache->geometry;
-  const size_t width = size_t(geometry.kv_heads) * geometry.head_dim;
-  pool.parallel_for(call.tokens, row_chunk(width), [&](size_t begin, size_t end, int) {
-    for (size_t token = begin; token < end; ++token) {
-      for (int head = 0; head < geometry.kv_heads; ++head) {
-        const size_t offset = token * width + size_t(head) * geometry.head_dim;
-        write_head(
-            call.k + offset, call.v + offset, geometry.head_dim, geometry.page_tokens,
-            call.slots[token],
-            reinterpret_cast<Element*>(call.cache->keys(call.pages[token], call.layer, head)),
-            reinterpret_cast<Element*>(call.cache->values(call.pages[token], call.layer, head)));
-      }
-    }
-  });
-}
-
-inline void write_kv(Pool& pool, const KvWriteCall& call) {
-  if (call.cache->geometry.format == KvFormat::Fp16) {
-    write_kv_as<Half>(pool, call);
-  } else {
-    write_kv_as<float>(pool, call);
-  }
 }
 
 }  // namespace OCTAVO_TIER

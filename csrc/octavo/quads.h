@@ -14,6 +14,20 @@ using Half = uint16_t;
 
 OCTAVO_INLINE simd::F16 load_element(const Half* p) { return simd::load_fp16(p); }
 OCTAVO_INLINE simd::F16 load_element(const float* p) { return simd::load(p); }
+OCTAVO_INLINE simd::F16 load_element(const int8_t* p) {
+#if defined(OCTAVO_TIER_AVX512)
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))};
+#elif defined(OCTAVO_TIER_AVX2)
+  const auto eight = [](const int8_t* at) {
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
+  };
+  return {eight(p), eight(p + 8)};
+#else
+  return simd::each([&](int i) { return float(p[i]); });
+#endif
+}
 OCTAVO_INLINE void store_element(Half* p, simd::F16 a) { simd::store_fp16(p, a); }
 OCTAVO_INLINE void store_element(float* p, simd::F16 a) { simd::store(p, a); }
 
@@ -71,6 +85,36 @@ OCTAVO_INLINE simd::F16 quad_sum(simd::F16 a, simd::F16 b, simd::F16 c, simd::F1
     const float* x = vectors[i / 4].v + i % 4 * 4;
     return (x[0] + x[1]) + (x[2] + x[3]);
   });
+#endif
+}
+
+// Where a sum of signed_dot over codes b begins, given the sum of all b.
+OCTAVO_INLINE simd::I16 signed_dot_start(int32_t sum) {
+#if defined(OCTAVO_TIER_AVX512)
+  return simd::set1_int(-128 * sum);
+#else
+  (void)sum;
+  return simd::zero_int();
+#endif
+}
+
+// Lane i: acc + sum over j < 4 of a[4i + j] * b[j], both signed, b within +-127; exact. VNNI takes
+// unsigned bytes, so it adds 128 to each a, which signed_dot_start takes back.
+OCTAVO_INLINE simd::I16 signed_dot(simd::I16 acc, simd::Bytes a, simd::Quad b) {
+#if defined(OCTAVO_TIER_AVX512)
+  return {_mm512_dpbusd_epi32(acc.v, _mm512_xor_si512(a.v, _mm512_set1_epi8(-128)), b.v)};
+#elif defined(OCTAVO_TIER_AVX2)
+  // a lends its sign to b: the pair sums stay within 2 * 128 * 127 < 2^15.
+  const auto add = [&](__m256i sum, __m256i x) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(b.v, x));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  };
+  return {add(acc.lo, a.lo), add(acc.hi, a.hi)};
+#else
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 4; ++j) acc.v[i] += int8_t(a.v[4 * i + j]) * b.v[j];
+  }
+  return acc;
 #endif
 }
 

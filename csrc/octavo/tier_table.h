@@ -4,6 +4,7 @@
 #include "octavo/attention.h"
 #include "octavo/elementwise.h"
 #include "octavo/gemm.h"
+#include "octavo/kv_write.h"
 #include "octavo/limits.h"
 #include "octavo/norm.h"
 #include "octavo/operators.h"

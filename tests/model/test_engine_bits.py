@@ -1,4 +1,4 @@
-"""The bit contract on three real models; four minutes on two cores, mostly single-token chunks."""
+"""The bit contract on three real models; five minutes on two cores, mostly single-token chunks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,18 @@ PROMPT_TOKENS = 530
 CHUNKS = (1, 7, 64, 512)
 
 
-@pytest.mark.parametrize("fixture", ["smollm2_path", "gemma3_path", "qwen_path"])
-def test_bits_of_real_models(fixture: str, request: pytest.FixtureRequest, data_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("fixture", "kv_format"),
+    [
+        ("smollm2_path", "fp16"),
+        ("smollm2_path", "int8"),
+        ("gemma3_path", "fp16"),
+        ("qwen_path", "fp16"),
+    ],
+)
+def test_bits_of_real_models(
+    fixture: str, kv_format: str, request: pytest.FixtureRequest, data_dir: Path
+) -> None:
     path: Path = request.getfixturevalue(fixture)
     rng = random.Random(17)
     with GgufFile.open(path) as file:
@@ -27,10 +37,14 @@ def test_bits_of_real_models(fixture: str, request: pytest.FixtureRequest, data_
         ids = tokenizer.with_bos(tokenizer.encode(text, add_special=False, parse_special=False))
         target = make_target(ids[:PROMPT_TOKENS], seed=23, temperature=0.8)
         assert len(target.prompt) == PROMPT_TOKENS
-        model = open_model(file, ComputeOptions(threads=1, max_batch_tokens=1024)).model
+        one, two = (
+            ComputeOptions(threads=threads, kv_format=kv_format, max_batch_tokens=1024)
+            for threads in (1, 2)
+        )
+        model = open_model(file, one).model
         one_thread = alone(model, target, logits_every=6)
         model.close()
-        model = open_model(file, ComputeOptions(threads=2, max_batch_tokens=1024)).model
+        model = open_model(file, two).model
         observed = check_every_situation(model, target, rng, chunks=CHUNKS, logits_every=6)
         assert observed == one_thread, "one thread and two"
         model.close()

@@ -41,20 +41,26 @@ def test_the_situations_notice_a_model_that_depends_on_its_batch() -> None:
         check_every_situation(Unfaithful(), target, rng, chunks=(7,))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module", params=[*((family, "fp16") for family in FAMILIES), ("gemma3", "int8")]
+)
 def models(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[StepModel]]:
-    """One tiny model of each family, opened with one thread and with two."""
+    """A tiny model of each family and one on an int8 cache, with one thread and with two."""
+    family, kv_format = request.param
     path = make_tiny_gguf(
         Path(tmp_path_factory.mktemp("tiny")) / "m.gguf",
-        family=request.param,
+        family=family,
         quant="mixed",
         context=CONTEXT,
     )
     with GgufFile.open(path) as file:
         opened = [
-            open_model(file, ComputeOptions(threads=threads, max_batch_tokens=1024)).model
+            open_model(
+                file,
+                ComputeOptions(threads=threads, kv_format=kv_format, max_batch_tokens=1024),
+            ).model
             for threads in (1, 2)
         ]
         yield opened

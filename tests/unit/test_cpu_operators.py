@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from octavo.compute.kernels.cpu import _native
 from octavo.compute.kernels.cpu.lower import Rotation
 from octavo.compute.kernels.reference import operators
+from octavo.compute.kernels.reference.cache import head_bytes
 from octavo.compute.program import Attention, Rope, RopeStyle
 
 Floats = NDArray[np.float32]
-FORMATS = {"fp16": (0, np.float16), "fp32": (1, np.float32)}
+FORMATS = {"fp16": 0, "fp32": 1, "int8": 2}
 
 
 def tiers() -> list[str]:
@@ -59,16 +60,15 @@ class Shape:
 
 
 class Cache:
-    """A paged cache whose bytes are all ones, which is NaN in both formats, until written."""
+    """A paged cache whose bytes are all ones, NaN as a number or as a scale, until written."""
 
     def __init__(self, shape: Shape, lengths: Sequence[int], seed: int = 0) -> None:
         self.shape = shape
-        code, dtype = FORMATS[shape.kv_format]
-        self.code = code
+        self.code = FORMATS[shape.kv_format]
         pages = [-(-length // shape.page_tokens) for length in lengths]
-        page_bytes = (
-            shape.layers * shape.kv_heads * 2 * shape.head_dim * shape.page_tokens
-        ) * np.dtype(dtype).itemsize
+        page_bytes = (shape.layers * shape.kv_heads * 2 * shape.page_tokens) * head_bytes(
+            shape.kv_format, shape.head_dim
+        )
         self.bytes = np.full(sum(pages) * page_bytes, 255, dtype=np.uint8)
         free = np.random.default_rng(seed).permutation(sum(pages)).astype(np.int32)
         self.was_split = False
@@ -137,14 +137,22 @@ class Sequences:
 
 
 def expected(shape: Shape, q: Floats, k: Floats, v: Floats, past: int) -> NDArray[np.float64]:
-    stored = FORMATS[shape.kv_format][1]
-    return operators.attention(
-        shape.operator,
-        q[past:].reshape(len(q) - past, -1).astype(np.float64),
-        k.astype(stored).astype(np.float64),
-        v.astype(stored).astype(np.float64),
-        past,
-    )
+    """In float64 over K and V as stored; over codes the scaled queries are codes too."""
+    queries = q[past:]
+    if shape.kv_format == "int8":
+        scale = np.float32(shape.operator.scale)
+        stored = [as_codes(values) for values in (k, v)]
+        exact = as_codes(queries * scale) / float(scale)
+    else:
+        dtype = np.float16 if shape.kv_format == "fp16" else np.float32
+        stored = [values.astype(dtype).astype(np.float64) for values in (k, v)]
+        exact = queries.astype(np.float64)
+    return operators.attention(shape.operator, exact.reshape(len(queries), -1), *stored, past)
+
+
+def as_codes(values: Floats) -> NDArray[np.float64]:
+    codes, scales = operators.quantise_heads(values)
+    return codes.astype(np.float64) * scales.astype(np.float64)[..., None]
 
 
 SHAPES = {
@@ -155,6 +163,12 @@ SHAPES = {
     "mha-d80-p256": Shape(heads=2, kv_heads=2, head_dim=80, page_tokens=256),
     "gqa5-d48-softcap": Shape(heads=5, kv_heads=1, head_dim=48, softcap=3.0, page_tokens=64),
     "fp32-window": Shape(kv_format="fp32", window=13, page_tokens=128, layer=0),
+    "int8-gqa3-d64": Shape(kv_format="int8", heads=9, kv_heads=3, head_dim=64),
+    "int8-gqa7-p16": Shape(kv_format="int8", heads=14, kv_heads=2, head_dim=64, page_tokens=16),
+    "int8-d256-window": Shape(
+        kv_format="int8", heads=4, kv_heads=1, head_dim=256, window=70, softcap=3.0, layer=0
+    ),
+    "int8-mha-d80": Shape(kv_format="int8", kv_heads=6, head_dim=80, page_tokens=64),
     "one-layer-d16": Shape(heads=1, kv_heads=1, head_dim=16, layers=1, layer=0),
 }
 
@@ -182,7 +196,17 @@ def one_by_one(cache: Cache, data: Sequences, row: int, tier: str) -> Floats:
     return np.concatenate(out)
 
 
-@pytest.mark.parametrize("name", ["gqa3-d64", "gqa4-d256", "gqa5-d48-softcap", "fp32-window"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gqa3-d64",
+        "gqa4-d256",
+        "gqa5-d48-softcap",
+        "fp32-window",
+        "int8-gqa7-p16",
+        "int8-d256-window",
+    ],
+)
 def test_chunks_decoding_and_batches_give_the_same_bits(name: str) -> None:
     shape, tier, length = SHAPES[name], tiers()[-1], 200
     data = Sequences.random(shape, [length, 90])
@@ -202,8 +226,9 @@ def test_chunks_decoding_and_batches_give_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("page_tokens", [16, 64, 128, 256])
-def test_page_size_does_not_change_a_bit(page_tokens: int) -> None:
-    shape, tier = SHAPES["gqa3-d64"], tiers()[-1]
+@pytest.mark.parametrize("name", ["gqa3-d64", "int8-gqa3-d64"])
+def test_page_size_does_not_change_a_bit(name: str, page_tokens: int) -> None:
+    shape, tier = SHAPES[name], tiers()[-1]
     data = Sequences.random(shape, [300])
     want = data.cache(shape).attend(data.q, [0], tier=tier)
     other = data.cache(replace(shape, page_tokens=page_tokens)).attend(data.q, [0], tier=tier)
@@ -223,8 +248,10 @@ def test_tiers_agree_by_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 600])
-def test_segments_as_tasks_of_their_own_give_the_same_bits(window: int) -> None:
-    shape, tier, length = replace(SHAPES["gqa4-d256"], window=window), tiers()[-1], 1700
+@pytest.mark.parametrize("kv_format", ["fp16", "int8"])
+def test_segments_as_tasks_of_their_own_give_the_same_bits(kv_format: str, window: int) -> None:
+    shape = replace(SHAPES["gqa4-d256"], window=window, kv_format=kv_format)
+    tier, length = tiers()[-1], 1700
     data = Sequences.random(shape, [length])
     cache = data.cache(shape)
     for past in (length - 1, length - 20):
@@ -239,8 +266,9 @@ def test_segments_as_tasks_of_their_own_give_the_same_bits(window: int) -> None:
     np.testing.assert_allclose(want[0], reference, rtol=0, atol=3e-6)
 
 
-def test_a_bad_later_token_does_not_reach_earlier_ones() -> None:
-    shape, tier = SHAPES["gqa3-d64"], tiers()[-1]
+@pytest.mark.parametrize("name", ["gqa3-d64", "int8-gqa3-d64"])
+def test_a_bad_later_token_does_not_reach_earlier_ones(name: str) -> None:
+    shape, tier = SHAPES[name], tiers()[-1]
     data = Sequences.random(shape, [100])
     want = data.cache(shape).attend(data.q, [0], tier=tier)[0]
     for stream in (data.q, data.k, data.v):
@@ -250,8 +278,9 @@ def test_a_bad_later_token_does_not_reach_earlier_ones() -> None:
     assert np.isnan(got[60:]).all()
 
 
-def test_tokens_outside_the_window_are_not_even_read() -> None:
-    shape, tier = replace(SHAPES["fp32-window"], page_tokens=16), tiers()[-1]
+@pytest.mark.parametrize("name", ["fp32-window", "int8-d256-window"])
+def test_tokens_outside_the_window_are_not_even_read(name: str) -> None:
+    shape, tier = replace(SHAPES[name], page_tokens=16), tiers()[-1]
     data = Sequences.random(shape, [200])
     cache = data.cache(shape)
     want = cache.attend([data.q[0][150:]], [150], tier=tier)[0]
@@ -268,6 +297,25 @@ def test_fp16_cache_saturates() -> None:
     cache.write(0, 0, np.zeros_like(v), v, tier)
     out = cache.attend([np.ones_like(v)], [0], tier=tier)[0]
     assert out[0].tolist() == [65504.0, -65504.0, 65504.0, 0.0] * 4
+
+
+@pytest.mark.parametrize("tier", tiers())
+def test_int8_cache_holds_the_codes_of_the_definition(tier: str) -> None:
+    shape = Shape(kv_format="int8", kv_heads=1, head_dim=48, page_tokens=16, layers=1, layer=0)
+    k, v = normal((7, 1, 48), 1), normal((7, 1, 48), 2)
+    k[1], v[2], k[3, 0, 5], v[4, 0, 6] = 0.0, 1e-35, np.nan, np.inf
+    cache = Cache(shape, [7])
+    cache.write(0, 0, k, v, tier)
+    half = 16 * head_bytes("int8", 48)
+    for values, at in ((k, 0), (v, half)):
+        codes, scales = operators.quantise_heads(values[:, 0])
+        stored = cache.bytes[at : at + 16 * 48].view(np.int8)
+        if at == 0:
+            stored = stored.reshape(12, 16, 4).transpose(1, 0, 2)
+        assert np.array_equal(stored.reshape(16, 48)[:7], codes)
+        found = cache.bytes[at + 16 * 48 : at + half].view(np.float32)
+        assert np.array_equal(found[:7], scales, equal_nan=True)
+        assert np.abs(codes).max() == 127
 
 
 @pytest.mark.parametrize("width", [16, 20, 64, 576, 640, 1000])

@@ -137,6 +137,28 @@ def test_float32_agrees_with_float64(tmp_path: Path) -> None:
     assert not np.array_equal(single, double)
 
 
+def test_int8_storage_keeps_codes_and_a_scale_a_head(tmp_path: Path) -> None:
+    full, small = (_model(tmp_path, "llama", kv_format=name) for name in ("fp32", "int8"))
+    assert small.page_bytes(32) == 2 * 2 * 2 * (16 + 4) * 32
+    batch = _batch([(list(range(40)), 0, [0, 1, 2])])
+    exact, rounded = full.logits(batch, [39]), small.logits(batch, [39])
+    assert not np.array_equal(exact, rounded)
+    np.testing.assert_allclose(exact, rounded, atol=0.2)
+    cache = small._cache
+    assert cache is not None
+    rows = np.random.default_rng(0).standard_normal((3, 2, 16)).astype(np.float32)
+    rows[1, 0] = 0.0
+    rows[2, 1, 7] = np.inf
+    cache.write(1, np.array([4], np.int32), 5, rows, -rows)
+    k, v = (part[5:] for part in cache.read(1, np.array([4], np.int32), 8, np.dtype(np.float64)))
+    np.testing.assert_array_equal(k, -v)
+    step = np.abs(rows).max(axis=2, keepdims=True) / 127
+    error = np.abs(k - rows)[:2]
+    assert (error <= step[:2] * 0.501).all()
+    assert error.max() > 0
+    assert np.isnan(k[2, 1]).all()
+
+
 def test_half_storage_saturates_and_rounds(tmp_path: Path) -> None:
     full, half = (_model(tmp_path, "llama", kv_format=name) for name in ("fp32", "fp16"))
     assert full.page_bytes(32) == 2 * half.page_bytes(32) == 2 * 2 * 2 * 16 * 32 * 4

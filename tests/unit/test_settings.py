@@ -105,7 +105,7 @@ def test_values_with_units(key: str, text: str, value: object) -> None:
         ("memory.kv_bytes", "0", "positive whole number"),
         ("memory.kv_bytes", "1.0000001KB", "is not an amount"),
         ("memory.kv_bytes", "0.5", "positive whole number"),
-        ("memory.kv_format", "int4", "one of fp16, fp32"),
+        ("memory.kv_format", "int4", "one of fp16, int8, fp32"),
         ("compute.threads", "0", "from 1 to 1024 or auto"),
         ("compute.threads", "two", "from 1 to 1024 or auto"),
         ("compute.threads", "", "from 1 to 1024 or auto"),

@@ -232,7 +232,7 @@ class MemorySettings:
     kv_bytes: int | None = _setting(
         None, _bytes_or_auto, "bytes", "KV cache in all (auto: from the memory that is free)"
     )
-    kv_format: str = _setting("fp16", _choice("fp16", "fp32"), "", "how K and V are stored")
+    kv_format: str = _setting("fp16", _choice("fp16", "int8", "fp32"), "", "how K and V are stored")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from octavo.compute.sample.params import pack_jobs
 from octavo.core.errors import CapacityError, EngineError, ModelFileError, SettingsError
 
 ActivationMode = Literal["int8", "int8x2", "fp32"]
-KvFormat = Literal["fp16", "fp32"]
+KvFormat = Literal["fp16", "int8", "fp32"]
 
 TIER_VARIABLE = "OCTAVO_CPU_TIER"
 """Environment variable that names the instruction-set tier when no setting does."""

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.compute.kernels.reference.operators import Floats
+from octavo.compute.kernels.reference.operators import Floats, quantise_heads
 from octavo.compute.program import KvLayout
 
-FORMATS: dict[str, type[np.float16] | type[np.float32]] = {"fp16": np.float16, "fp32": np.float32}
+FORMATS: dict[str, type[np.float16] | type[np.float32] | type[np.int8]] = {
+    "fp16": np.float16,
+    "int8": np.int8,
+    "fp32": np.float32,
+}
 _LARGEST_HALF = 65504.0
+
+
+def head_bytes(kv_format: str, head_dim: int) -> int:
+    """Bytes of K (or V) of one head of one token: int8 codes have a float32 scale beside them."""
+    codes = head_dim * np.dtype(FORMATS[kv_format]).itemsize
+    return codes + (4 if kv_format == "int8" else 0)
 
 
 class PagedCache:
     """Pages [page][layer][K or V][kv head][token][element]; unwritten slots hold NaN.
 
-    The NaN makes a read of a slot that nobody wrote show in the logits.
+    The NaN makes a read of a slot that nobody wrote show in the logits. Of int8 it is the scale
+    [page][layer][K or V][kv head][token] that is NaN.
     """
 
     def __init__(self, layout: KvLayout, kv_format: str, pages: int, page_tokens: int) -> None:
         self.page_tokens = page_tokens
         self.pages = pages
-        shape = (pages, layout.layers, 2, layout.kv_heads, page_tokens, layout.head_dim)
-        self._slots = np.full(shape, np.nan, dtype=FORMATS[kv_format])
+        self._kv_format = kv_format
+        heads = (pages, layout.layers, 2, layout.kv_heads, page_tokens)
+        unwritten = 0 if kv_format == "int8" else np.nan
+        self._slots: NDArray[Any] = np.full(
+            (*heads, layout.head_dim), unwritten, dtype=FORMATS[kv_format]
+        )
+        self._scales: NDArray[np.float32] | None = None
+        if kv_format == "int8":
+            self._scales = np.full(heads, np.nan, dtype=np.float32)
 
     def write(self, layer: int, table: NDArray[np.int32], start: int, k: Floats, v: Floats) -> None:
         """Store k, v [tokens, kv_heads, head_dim] at positions from `start`.
@@ -32,10 +52,13 @@ class PagedCache:
         positions = np.arange(start, start + len(k))
         pages, offsets = table[positions // self.page_tokens], positions % self.page_tokens
         for part, values in enumerate((k, v)):
-            stored = values
-            if self._slots.dtype == np.float16:
-                stored = np.clip(values, -_LARGEST_HALF, _LARGEST_HALF)
-            self._slots[pages, layer, part, :, offsets] = stored
+            at = (pages, layer, part, slice(None), offsets)
+            if self._scales is not None:
+                self._slots[at], self._scales[at] = quantise_heads(values)
+            elif self._kv_format == "fp16":
+                self._slots[at] = np.clip(values, -_LARGEST_HALF, _LARGEST_HALF)
+            else:
+                self._slots[at] = values
 
     def read(
         self, layer: int, table: NDArray[np.int32], tokens: int, dtype: np.dtype[np.floating]
@@ -43,6 +66,20 @@ class PagedCache:
         """K and V [tokens, kv_heads, head_dim] of positions 0 to `tokens` - 1, as stored."""
         positions = np.arange(tokens)
         pages, offsets = table[positions // self.page_tokens], positions % self.page_tokens
-        k = self._slots[pages, layer, 0, :, offsets].astype(dtype)
-        v = self._slots[pages, layer, 1, :, offsets].astype(dtype)
-        return k, v
+        return self._part(pages, layer, 0, offsets, dtype), self._part(
+            pages, layer, 1, offsets, dtype
+        )
+
+    def _part(
+        self,
+        pages: NDArray[np.int32],
+        layer: int,
+        part: int,
+        offsets: NDArray[np.intp],
+        dtype: np.dtype[np.floating],
+    ) -> Floats:
+        at = (pages, layer, part, slice(None), offsets)
+        values: Floats = self._slots[at].astype(dtype)
+        return (
+            values if self._scales is None else values * self._scales[at].astype(dtype)[..., None]
+        )

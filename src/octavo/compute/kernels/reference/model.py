@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.compute.batch import Batch, Draw, Float32Array, Score, StepOutput
 from octavo.compute.kernels.reference import operators
-from octavo.compute.kernels.reference.cache import FORMATS, PagedCache
+from octavo.compute.kernels.reference.cache import FORMATS, PagedCache, head_bytes
 from octavo.compute.kernels.reference.operators import Floats
 from octavo.compute.load.source import WeightSource
 from octavo.compute.program import (
@@ -77,8 +77,8 @@ class ReferenceModel:
     def page_bytes(self, page_tokens: int) -> int:
         """Bytes of one KV page of `page_tokens` tokens, all layers."""
         layout = self.program.kv
-        element_bytes = np.dtype(FORMATS[self._kv_format]).itemsize
-        return layout.layers * layout.kv_heads * 2 * layout.head_dim * page_tokens * element_bytes
+        token_bytes = 2 * head_bytes(self._kv_format, layout.head_dim)
+        return layout.layers * layout.kv_heads * token_bytes * page_tokens
 
     def allocate_kv(self, pages: int, page_tokens: int) -> None:
         """(Re)allocate the cache; contents are lost."""

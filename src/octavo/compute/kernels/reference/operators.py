@@ -69,6 +69,21 @@ def attention(operator: Attention, q: Floats, k: Floats, v: Floats, start: int) 
     return out.reshape(q.shape)
 
 
+def quantise_heads(x: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Codes within ±127 and a float32 scale for each last axis of x, as an int8 cache stores them.
+
+    A vector with a NaN or infinity has zero codes and scale NaN; one below 2^-100 counts as zero.
+    """
+    values = x.astype(np.float32)
+    finite = np.isfinite(values).all(axis=-1)
+    largest = np.where(finite, np.abs(values).max(axis=-1), np.float32(0))
+    usable = largest >= np.float32(2.0**-100)
+    factor = np.float32(127) / np.where(usable, largest, np.float32(1))
+    codes = np.rint(np.where(usable[..., None], values, np.float32(0)) * factor[..., None])
+    scales = np.where(usable, largest / np.float32(127), np.float32(0))
+    return codes.astype(np.int8), np.where(finite, scales, np.float32(np.nan))
+
+
 def softmax(x: Floats) -> Floats:
     """Softmax of the last axis."""
     exponentials = np.exp(x - np.max(x, axis=-1, keepdims=True))
