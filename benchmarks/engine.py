@@ -1,28 +1,39 @@
 """Decode and prefill speed of the engine in process, and its time outside the native call.
 
-python benchmarks/engine.py [--model NAME] [--json FILE] [--set key=value ...]
+python benchmarks/engine.py [--model NAME] [--json FILE] [--profile] [--set key=value ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from octavo import LLM, SamplingParams
+from octavo.compute.kernels.cpu.profile import Profiled, StepPart, profile_lines
 from octavo.core.settings_load import load_settings
 from octavo.engine.handle import Handle
 
-Run = tuple[int, float, float, int]
-"""Tokens, seconds, seconds inside the native call, steps."""
+
+@dataclass(frozen=True)
+class Run:
+    """Decoded or prefilled tokens, and what their steps took; `parts` only with a profile."""
+
+    tokens: int
+    seconds: float
+    native_seconds: float
+    steps: int
+    parts: tuple[StepPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,25 +48,29 @@ class Measurement:
     median_tokens_per_second: float
     outside_native_share: float
     outside_native_microseconds_per_step: float
+    fastest: Run
 
 
 class Timer:
-    """Seconds, native seconds and steps of an engine between two readings."""
+    """What an engine's steps take between two readings, with a profile if one is wanted."""
 
-    def __init__(self, llm: LLM):
+    def __init__(self, llm: LLM, profile: bool):
         self._metrics = llm.assembly.engine.metrics
-        self.restart()
-
-    def restart(self) -> None:
-        self._began = time.perf_counter()
+        model = llm.assembly.model
+        self._profiled = model if profile and isinstance(model, Profiled) else None
+        if self._profiled is not None:
+            self._profiled.enable_profile()
         self._native = self._metrics.native_seconds.value
         self._steps = self._metrics.steps.value
+        self._began = time.perf_counter()
 
-    def read(self) -> tuple[float, float, int]:
-        return (
+    def read(self, tokens: int) -> Run:
+        return Run(
+            tokens,
             time.perf_counter() - self._began,
             self._metrics.native_seconds.value - self._native,
             int(self._metrics.steps.value - self._steps),
+            () if self._profiled is None else self._profiled.profile(),
         )
 
 
@@ -72,7 +87,9 @@ def submit(llm: LLM, length: int, salt: int, new_tokens: int) -> Handle:
     return llm.client.submit(llm.client.prepare(prompt_ids(llm, length, salt), params))
 
 
-def decode(llm: LLM, streams: int, context: int, new_tokens: int, salt: int) -> Run:
+def decode(
+    llm: LLM, streams: int, context: int, new_tokens: int, salt: int, *, profile: bool = False
+) -> Run:
     """Time from the first token of the last stream to the end; only whole-batch steps count."""
     handles = [
         submit(llm, context, salt * 1000 + number, new_tokens + 8) for number in range(streams)
@@ -80,47 +97,51 @@ def decode(llm: LLM, streams: int, context: int, new_tokens: int, salt: int) -> 
     while any(handle.answers[0].token_count == 0 for handle in handles):
         llm.client.pump()
     before = sum(handle.answers[0].token_count for handle in handles)
-    timer = Timer(llm)
+    timer = Timer(llm, profile)
     while all(handle.answers[0].token_count < new_tokens for handle in handles):
         llm.client.pump()
-    seconds, native_seconds, steps = timer.read()
     tokens = sum(handle.answers[0].token_count for handle in handles) - before
+    run = timer.read(tokens)
     for handle in handles:
         llm.client.cancel(handle)
     llm.client.pump()
-    return tokens, seconds, native_seconds, steps
+    return run
 
 
-def prefill(llm: LLM, length: int, salt: int) -> Run:
+def prefill(llm: LLM, length: int, salt: int, *, profile: bool = False) -> Run:
     handle = submit(llm, length, salt * 1000, 1)
-    timer = Timer(llm)
+    timer = Timer(llm, profile)
     while not handle.done:
         llm.client.pump()
-    seconds, native_seconds, steps = timer.read()
-    return length, seconds, native_seconds, steps
+    return timer.read(length)
 
 
-def measure(
-    name: str, streams: int, context: int, run: Callable[[int], Run], repeats: int, bar: tqdm
-) -> Measurement:
-    runs = []
-    for repeat in range(repeats):
-        runs.append(run(repeat))
-        bar.update(1)
-    rates = [tokens / seconds for tokens, seconds, _, _ in runs]
-    seconds = sum(item[1] for item in runs)
-    native_seconds = sum(item[2] for item in runs)
-    steps = sum(item[3] for item in runs)
+def summary(name: str, streams: int, context: int, runs: Sequence[Run]) -> Measurement:
+    rates = [item.tokens / item.seconds for item in runs]
+    seconds = sum(item.seconds for item in runs)
+    native_seconds = sum(item.native_seconds for item in runs)
+    steps = sum(item.steps for item in runs)
     return Measurement(
         name=name,
         streams=streams,
         context_tokens=context,
-        tokens=runs[0][0],
+        tokens=runs[0].tokens,
         best_tokens_per_second=max(rates),
         median_tokens_per_second=statistics.median(rates),
         outside_native_share=1 - native_seconds / seconds,
         outside_native_microseconds_per_step=(seconds - native_seconds) / max(steps, 1) * 1e6,
+        fastest=max(runs, key=lambda item: item.tokens / item.seconds),
     )
+
+
+def show_profile(run: Run) -> None:
+    for line in profile_lines(
+        run.parts,
+        steps=run.steps,
+        step_seconds=run.seconds,
+        native_seconds=run.native_seconds,
+    ):
+        print(line)
 
 
 def main(arguments: list[str]) -> int:
@@ -129,22 +150,33 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 32], help="decode at once")
+    parser.add_argument("--prompts", type=int, nargs="*", default=[512, 2000], help="tokens")
+    parser.add_argument("--profile", action="store_true", help="also show where the time went")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
     settings = load_settings(flags=options.set).settings
     with LLM(options.model, settings=settings) as llm:
+        decoding = partial(decode, llm, profile=options.profile)
+        prefilling = partial(prefill, llm, profile=options.profile)
         cases: list[tuple[str, int, int, Callable[[int], Run]]] = [
-            ("decode", 1, 256, lambda salt: decode(llm, 1, 256, options.new_tokens, salt + 1)),
-            ("decode", 32, 256, lambda salt: decode(llm, 32, 256, options.new_tokens, salt + 10)),
-            ("prefill", 1, 512, lambda salt: prefill(llm, 512, salt + 20)),
-            ("prefill", 1, 2000, lambda salt: prefill(llm, 2000, salt + 30)),
+            *(
+                ("decode", streams, 256, partial(decoding, streams, 256, options.new_tokens))
+                for streams in options.streams
+            ),
+            *(("prefill", 1, length, partial(prefilling, length)) for length in options.prompts),
         ]
         decode(llm, 1, 16, 8, 99)
+        # Every run has a salt of its own, so that none finds another's prefix.
+        salts = itertools.count(100)
+        results = []
         with tqdm(total=len(cases) * options.repeats, unit="run", file=sys.stderr) as bar:
-            results = [
-                measure(name, streams, context, run, options.repeats, bar)
-                for name, streams, context, run in cases
-            ]
+            for name, streams, context, run in cases:
+                runs = []
+                for _ in range(options.repeats):
+                    runs.append(run(next(salts)))
+                    bar.update(1)
+                results.append(summary(name, streams, context, runs))
     print(f"{options.model}, {platform.processor() or platform.machine()}")
     print(f"{'':8} streams context  best tok/s  median tok/s  outside native  us/step")
     for item in results:
@@ -154,6 +186,9 @@ def main(arguments: list[str]) -> int:
             f" {item.outside_native_share:14.1%}"
             f" {item.outside_native_microseconds_per_step:9.0f}"
         )
+    for item in results if options.profile else ():
+        print(f"\n{item.name}, {item.streams} streams, {item.context_tokens} tokens: fastest run")
+        show_profile(item.fastest)
     if options.json:
         figures = {"model": options.model, "results": [asdict(item) for item in results]}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")

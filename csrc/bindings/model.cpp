@@ -1,4 +1,7 @@
 // The Model class as Python sees it. compute/kernels/cpu/model.py is the way to use it.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
 #include <chrono>
 #include <cstring>
 #include <vector>
@@ -96,6 +99,13 @@ double step(Model& self, Ids tokens, Ids row_starts, Ids past, Array<int32_t, 2>
   return timed([&] { self.run(input, view); });
 }
 
+// (calls, seconds) of each part of profile.h since the profile was enabled.
+std::vector<std::pair<uint64_t, double>> profile(Model& self) {
+  std::vector<std::pair<uint64_t, double>> parts;
+  for (const StepProfile::Part& part : self.profile()) parts.push_back({part.calls, part.seconds});
+  return parts;
+}
+
 // For tests: the cache as bytes, so that they can poison what was never written.
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> cache_bytes(Model& self) {
   const KvCache& cache = self.cache();
@@ -121,6 +131,8 @@ void bind_model(nb::module_& module) {
       .def("allocate_kv", &Model::allocate_kv, nb::call_guard<nb::gil_scoped_release>())
       .def("logits", logits)
       .def("step", step)
+      .def("enable_profile", &Model::enable_profile)
+      .def("profile", profile)
       .def("cache_bytes", cache_bytes)
       .def_prop_ro("tier", &Model::tier)
       .def_prop_ro("threads", &Model::threads)

@@ -184,6 +184,8 @@ struct Entry {
 };
 
 constexpr Storage codes4 = Storage::Codes4;
+constexpr Storage codes5 = Storage::Codes5;
+constexpr Storage codes6 = Storage::Codes6;
 constexpr Storage codes8 = Storage::Codes8;
 constexpr Entry entries[] = {
     {0, {floats(Storage::Float32), 1, 4, false, nullptr}},
@@ -191,14 +193,14 @@ constexpr Entry entries[] = {
     {30, {floats(Storage::BFloat16), 1, 2, false, nullptr}},
     {2, {symmetric(codes4, 32, 8, 15), 32, 18, false, decode_q4_0}},
     {3, {affine(codes4, 32, 15), 32, 20, false, decode_q4_1}},
-    {6, {symmetric(codes8, 32, 16, 31), 32, 22, false, decode_q5_0}},
-    {7, {affine(codes8, 32, 31), 32, 24, false, decode_q5_1}},
+    {6, {symmetric(codes5, 32, 16, 31), 32, 22, false, decode_q5_0}},
+    {7, {affine(codes5, 32, 31), 32, 24, false, decode_q5_1}},
     {8, {symmetric(codes8, 32, 128, 255), 32, 34, false, decode_q8_0}},
     {10, {affine(codes4, 16, 15), 256, 84, true, decode_q2_k}},
     {11, {symmetric(codes4, 16, 4, 15), 256, 110, true, decode_q3_k}},
     {12, {affine(codes4, 32, 15), 256, 144, true, decode_q4_k}},
-    {13, {affine(codes8, 32, 31), 256, 176, true, decode_q5_k}},
-    {14, {symmetric(codes8, 16, 32, 63), 256, 210, true, decode_q6_k}},
+    {13, {affine(codes5, 32, 31), 256, 176, true, decode_q5_k}},
+    {14, {symmetric(codes6, 16, 32, 63), 256, 210, true, decode_q6_k}},
     {20, {symmetric(codes8, 32, 128, 255), 32, 18, false, decode_iq4_nl}},
     {23, {symmetric(codes8, 32, 128, 255), 256, 136, true, decode_iq4_xs}},
 };

@@ -16,6 +16,8 @@ namespace octavo::OCTAVO_TIER {
 constexpr int64_t block_rows = 96;
 // Blocks per pass: their unpacked codes (16 KiB) stay in the first-level cache over all row tiles.
 constexpr int64_t pass_blocks = 16;
+// The same for a lone row, which reads them once: as few as keep the loads in flight.
+constexpr int64_t lone_pass_blocks = 4;
 // From this many rows on, unpacking a panel of 4-bit codes once beats unpacking it per row tile.
 constexpr int64_t unpack_rows = 24;
 
@@ -57,17 +59,6 @@ inline TileKernels kernels_for(const PanelFormat& format, bool packed) {
                        : tile_kernels<CodeFormat<false, 32, false, 31>>();
 }
 
-inline void unpack_nibbles(const uint8_t* codes, size_t stride, int64_t blocks, uint8_t* out) {
-  constexpr int half = block_inputs * panel_channels / 2;
-  for (int64_t block = 0; block < blocks; ++block, codes += stride, out += 2 * half) {
-    for (int i = 0; i < half; i += 64) {
-      const simd::Bytes both = simd::load_bytes(codes + i);
-      simd::store_bytes(out + i, simd::low_nibbles(both));
-      simd::store_bytes(out + half + i, simd::high_nibbles(both));
-    }
-  }
-}
-
 // Rows of the next tile: full tiles, but no single row left over where two tiles can share.
 inline int64_t next_tile_rows(int64_t left) {
   if (left <= max_tile_rows) return left;
@@ -79,10 +70,12 @@ inline int64_t next_tile_rows(int64_t left) {
 inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
                           const ActivationBuffer& buffer, int64_t first, int64_t rows,
                           float* sums) {
-  alignas(64) uint8_t unpacked[pass_blocks * block_inputs * panel_channels];
-  const bool unpack = weight.format.storage == Storage::Codes4 && rows >= unpack_rows;
-  const TileKernels kernels =
-      kernels_for(weight.format, weight.format.storage == Storage::Codes4 && !unpack);
+  alignas(64) uint8_t spread_space[pass_blocks * spread_block_bytes];
+  const Storage storage = weight.format.storage;
+  // Kernels read bytes and nibbles; planes are always spread, nibbles once it pays.
+  const bool nibbles = storage == Storage::Codes4 && rows < unpack_rows;
+  const bool spread = storage != Storage::Codes8 && !nibbles;
+  const TileKernels kernels = kernels_for(weight.format, nibbles);
   const int64_t blocks = weight.width / block_inputs;
   const int64_t tiles = (rows + max_tile_rows - 1) / max_tile_rows;
   const int block_lines = static_cast<int>((weight.block_bytes + 63) / 64);
@@ -90,12 +83,12 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
   // share of it per tile.
   const int lines = rows == 1 ? block_lines : static_cast<int>((block_lines + tiles - 1) / tiles);
   for (int64_t i = 0; i < rows * panel_channels; ++i) sums[i] = 0.0f;
-  const int64_t pass = rows == 1 ? blocks : pass_blocks;
+  const int64_t pass = rows > 1 ? pass_blocks : spread ? lone_pass_blocks : blocks;
   for (int64_t block = 0; block < blocks; block += pass) {
     const int64_t count = blocks - block < pass ? blocks - block : pass;
     const uint8_t* scales = panel + static_cast<size_t>(block) * weight.block_bytes;
     const uint8_t* codes = scales + weight.scales_bytes;
-    if (unpack) unpack_nibbles(codes, weight.block_bytes, count, unpacked);
+    if (spread) spread_codes(storage, codes, weight.block_bytes, count, spread_space);
     const uint8_t* ahead = rows == 1 ? scales + 2048 : scales + weight.panel_bytes;
     int lines_left = block_lines;
     for (int64_t row = 0; row < rows;) {
@@ -103,8 +96,8 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
       TileArguments a;
       a.scales = scales;
       a.scales_stride = weight.block_bytes;
-      a.codes = unpack ? unpacked : codes;
-      a.codes_stride = unpack ? block_inputs * panel_channels : weight.block_bytes;
+      a.codes = spread ? spread_space : codes;
+      a.codes_stride = spread ? spread_block_bytes : weight.block_bytes;
       a.blocks = count;
       a.activations =
           buffer.codes + (first + row) * buffer.codes_stride + block * block_inputs;
@@ -196,6 +189,19 @@ inline void linear(Pool& pool, const PackedWeight& weight, const ActivationBuffe
   linear(pool, &target, 1, buffer);
 }
 
+// One code out of the codes of a block, see panel.h.
+inline int code_at(Storage storage, const uint8_t* codes, int input, int channel) {
+  const int step = input / 4;
+  const uint8_t* place = codes + channel * 4 + input % 4;
+  if (storage == Storage::Codes8) return place[step * step_bytes];
+  const int low = (place[step % 4 * step_bytes] >> step / 4 * 4) & 15;
+  const int plane_bits = code_bits(storage) - 4;
+  if (plane_bits == 0) return low;
+  const int plane_steps = 8 / plane_bits;
+  const int byte = place[nibble_plane_bytes + step / plane_steps * step_bytes];
+  return low | ((byte >> step % plane_steps * plane_bits) & ((1 << plane_bits) - 1)) << 4;
+}
+
 // One weight row out of its panel: out[k] = ((d * code + m) * tensor_scale) * scale.
 inline void embed_row(const PackedWeight& weight, int64_t token, float scale, float* out) {
   const PanelFormat& format = weight.format;
@@ -214,16 +220,12 @@ inline void embed_row(const PackedWeight& weight, int64_t token, float scale, fl
     }
     return;
   }
-  const bool packed = format.storage == Storage::Codes4;
   for (int64_t k = 0; k < weight.width; ++k) {
     const uint8_t* block = panel + static_cast<size_t>(k / block_inputs) * weight.block_bytes;
     const int input = static_cast<int>(k % block_inputs);
     const uint16_t* scales = reinterpret_cast<const uint16_t*>(block) +
                              input / format.group * panel_channels * (format.affine ? 2 : 1);
-    const int step = packed ? input / 4 % 4 : input / 4;
-    const uint8_t byte = block[weight.scales_bytes +
-                               static_cast<size_t>(step * 128 + channel * 4 + input % 4)];
-    const int code = !packed ? byte : input < 16 ? byte & 15 : byte >> 4;
+    const int code = code_at(format.storage, block + weight.scales_bytes, input, channel);
     const float d = fp16_to_float(scales[channel]);
     const float m = format.affine ? fp16_to_float(scales[panel_channels + channel])
                                   : d * -static_cast<float>(format.zero_point);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "gemm_types.h"
+#include "gemm_unpack.h"
 #include "simd.h"
 
 namespace octavo::OCTAVO_TIER {
@@ -27,17 +28,18 @@ OCTAVO_INLINE void widen_byte(simd::I16 four, simd::F16 d, simd::F16 m, float* o
 // A block of codes to w [32 inputs][32 channels].
 inline void widen_codes(const PackedWeight& weight, const uint8_t* block, float* w) {
   const PanelFormat& format = weight.format;
-  const bool packed = format.storage == Storage::Codes4;
+  alignas(64) uint8_t spread[spread_block_bytes];
   const uint8_t* codes = block + weight.scales_bytes;
+  if (format.storage != Storage::Codes8) {
+    spread_codes(format.storage, codes, 0, 1, spread);
+    codes = spread;
+  }
   for (int step = 0; step < block_inputs / 4; ++step) {
     const int part = step * 4 / format.group;
     const uint16_t* scales =
         reinterpret_cast<const uint16_t*>(block) + part * panel_channels * (format.affine ? 2 : 1);
     for (int half = 0; half < 2; ++half) {
-      simd::Bytes bytes =
-          simd::load_bytes(codes + ((packed ? step & 3 : step) * 2 + half) * 64);
-      if (packed) bytes = step < 4 ? simd::low_nibbles(bytes) : simd::high_nibbles(bytes);
-      const simd::I16 four = simd::as_int(bytes);
+      const simd::I16 four = simd::as_int(simd::load_bytes(codes + (step * 2 + half) * 64));
       const simd::F16 d = simd::load_fp16(scales + 16 * half);
       const simd::F16 m =
           format.affine ? simd::load_fp16(scales + panel_channels + 16 * half)

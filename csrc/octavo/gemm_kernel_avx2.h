@@ -2,7 +2,7 @@
 //
 // maddubs adds two products u8 * s8 with 16-bit saturation, so the way to an exact sum depends on
 // the largest code: up to 15, the eight steps of a group fit 16 bits (8 * 2 * 15 * 127 < 2^15);
-// up to 63, two steps do; full bytes (zero point 128) become signed and lend their sign to the
+// up to 31 four steps do and up to 63 two; full bytes (zero point 128) become signed and lend their sign to the
 // activation, whose pair sums then stay below 2 * 128 * 127.
 #pragma once
 
@@ -53,7 +53,7 @@ constexpr int steps_in_16_bits() {
   if (signed_codes<Format>) return 1;
   constexpr int fit = 32767 / (2 * 127 * Format::largest_code);
   constexpr int steps = Format::group / 4;
-  return fit >= steps ? steps : 2;
+  return fit >= steps ? steps : fit >= 4 ? 4 : 2;
 }
 
 template <int Rows, int Columns, class Format>

@@ -13,7 +13,6 @@ namespace {
 using common::float_to_fp16;
 
 constexpr int channel_stride_codes8 = 4;
-constexpr int step_bytes = 128;
 constexpr int half_bytes = 64;
 
 struct Source {
@@ -33,9 +32,23 @@ void place_codes(Storage storage, const uint8_t* source, int channel, uint8_t* c
   }
   for (int step = 0; step < 4; ++step) {
     for (int b = 0; b < 4; ++b) {
-      place[step * step_bytes + b] =
-          static_cast<uint8_t>(source[4 * step + b] | (source[16 + 4 * step + b] << 4));
+      place[step * step_bytes + b] = static_cast<uint8_t>((source[4 * step + b] & 15) |
+                                                          (source[16 + 4 * step + b] << 4));
     }
+  }
+  const int plane_bits = code_bits(storage) - 4;
+  if (plane_bits == 0) return;
+  uint8_t* planes = place + nibble_plane_bytes;
+  const int plane_steps = 8 / plane_bits;
+  for (int b = 0; b < 4; ++b) {
+    for (int first = 0; first < 8; first += plane_steps, planes += step_bytes) {
+      unsigned bits = 0;
+      for (int s = 0; s < plane_steps; ++s) {
+        bits |= static_cast<unsigned>(source[4 * (first + s) + b] >> 4) << s * plane_bits;
+      }
+      planes[b] = static_cast<uint8_t>(bits);
+    }
+    planes = place + nibble_plane_bytes;
   }
 }
 
@@ -133,10 +146,9 @@ PackedWeight plan(const BlockFormat& format, int64_t channels, int64_t width) {
     return weight;
   }
   const size_t scales = size_t{block_inputs} / format.panel.group * (format.panel.affine ? 2 : 1);
-  const size_t codes = size_t{block_inputs} * panel_channels;
   weight.scales_bytes = scales * panel_channels * sizeof(uint16_t);
-  weight.block_bytes =
-      weight.scales_bytes + (format.panel.storage == Storage::Codes4 ? codes / 2 : codes);
+  weight.block_bytes = weight.scales_bytes + size_t{block_inputs} * panel_channels *
+                                                 code_bits(format.panel.storage) / 8;
   weight.panel_bytes = static_cast<size_t>(width / block_inputs) * weight.block_bytes;
   return weight;
 }

@@ -5,7 +5,9 @@
 //           then the codes of the block. Weight = d * (code - zero_point), or d * code + m.
 //           8 bit: byte (step, half, lane, b) is channel 16 * half + lane, input 4 * step + b,
 //           in this order (64 bytes a step and half). 4 bit: the same for steps 0..3 in the low
-//           nibbles; step + 4 in the high ones.
+//           nibbles; step + 4 in the high ones. 5 and 6 bit: the low 4 bits like this, then planes
+//           of the high bits: a byte (half, lane, b) has those of steps 0..7, the first step in its
+//           lowest bits (6 bit: a second plane for the steps 4..7).
 //   floats  [input][32 channels], the last block shorter when the width is no multiple of 32.
 // Codes are unsigned and activations signed, which is what the dot-product instructions want.
 // Missing channels of the last panel are zero.
@@ -19,7 +21,23 @@ namespace octavo {
 constexpr int panel_channels = 32;
 constexpr int block_inputs = 32;
 
-enum class Storage : uint8_t { Codes4, Codes8, Float16, BFloat16, Float32 };
+enum class Storage : uint8_t { Codes4, Codes5, Codes6, Codes8, Float16, BFloat16, Float32 };
+
+// Bits of a code, 0 for floats.
+constexpr int code_bits(Storage storage) {
+  switch (storage) {
+    case Storage::Codes4: return 4;
+    case Storage::Codes5: return 5;
+    case Storage::Codes6: return 6;
+    case Storage::Codes8: return 8;
+    default: return 0;
+  }
+}
+
+// The low 4 bits of a block's codes, which the planes of 5- and 6-bit codes follow.
+constexpr int nibble_plane_bytes = block_inputs * panel_channels / 2;
+// A byte (half, lane, b) for all channels: one step of 8-bit codes, or a plane.
+constexpr int step_bytes = 4 * panel_channels;
 
 struct PanelFormat {
   Storage storage;

@@ -24,6 +24,7 @@ enum class Opcode : int32_t {
   Logits = 10,    // x, matrix | softcap; the last operation, and the only one of its kind
 };
 
+constexpr size_t kOpcodes = 11;
 constexpr int kOperationInts = 5;
 constexpr int kOperationFloats = 2;
 

@@ -200,6 +200,7 @@ OCTAVO_INLINE Bytes high_nibbles(Bytes a) {
   return low_nibbles({_mm256_srli_epi16(a.lo, 4), _mm256_srli_epi16(a.hi, 4)});
 }
 OCTAVO_INLINE I16 as_int(Bytes a) { return {a.lo, a.hi}; }
+OCTAVO_INLINE Bytes as_bytes(I16 a) { return {a.lo, a.hi}; }
 OCTAVO_INLINE Quad load_quad(const int8_t* p) {
   int32_t four;
   __builtin_memcpy(&four, p, sizeof four);

@@ -115,6 +115,7 @@ OCTAVO_INLINE Bytes high_nibbles(Bytes a) {
   return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
 }
 OCTAVO_INLINE I16 as_int(Bytes a) { return {a.v}; }
+OCTAVO_INLINE Bytes as_bytes(I16 a) { return {a.v}; }
 OCTAVO_INLINE Quad load_quad(const int8_t* p) {
   int32_t four;
   __builtin_memcpy(&four, p, sizeof four);

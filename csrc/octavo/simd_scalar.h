@@ -187,6 +187,11 @@ OCTAVO_INLINE I16 as_int(Bytes a) {
     return wrap(b[0] | raw(b[1]) << 8 | raw(b[2]) << 16 | raw(b[3]) << 24);
   });
 }
+OCTAVO_INLINE Bytes as_bytes(I16 a) {
+  Bytes result;
+  for (int i = 0; i < 64; ++i) result.v[i] = static_cast<uint8_t>(raw(a.v[i / 4]) >> i % 4 * 8);
+  return result;
+}
 OCTAVO_INLINE Quad load_quad(const int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
 // Lane i: acc + sum over b < 4 of weights[4i + b] (unsigned) * activations[b] (signed), exact.
 OCTAVO_INLINE I16 dot_accumulate(I16 acc, Bytes weights, Quad activations) {

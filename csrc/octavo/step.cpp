@@ -17,17 +17,21 @@ void Model::run(const StepInput& input, const LogitJobs& jobs) { run_step(input,
 
 void Model::run_step(const StepInput& input, float* logits, const LogitJobs* jobs) {
   const std::lock_guard<std::mutex> one_at_a_time(mutex_);
-  check(input);
-  place_tokens(input);
-  fill_rotations(input);
+  profile_.measure(kTablesPart, [&] {
+    check(input);
+    place_tokens(input);
+    fill_rotations(input);
+  });
   tasks_heads_ = 0;
   for (size_t i = 0; i + 1 < program_.size();) {
-    if (program_[i].code == Opcode::Linear) {
-      i += run_linears(i);
-    } else {
-      run_operation(program_[i], needs_.widths[i], input);
-      ++i;
-    }
+    profile_.measure(size_t(program_[i].code), [&] {
+      if (program_[i].code == Opcode::Linear) {
+        i += run_linears(i);
+      } else {
+        run_operation(program_[i], needs_.widths[i], input);
+        ++i;
+      }
+    });
   }
   run_head(input, logits, jobs);
 }
@@ -129,17 +133,35 @@ void Model::run_head(const StepInput& input, float* logits, const LogitJobs* job
              hidden * sizeof(float));
     }
     float* block = logits != nullptr ? logits + first * vocabulary : logit_rows_;
-    operators_.prepare_activations(pool_, head_rows_, int64_t(hidden), rows, int64_t(hidden),
-                                   settings_.activations, activations_);
-    const LinearTarget target{&matrices_[head.ints[1]], nullptr, block, int64_t(vocabulary)};
-    operators_.linear(pool_, &target, 1, activations_);
-    if (head.floats[0] > 0.0f) {
-      operators_.softcap(pool_, block, rows * vocabulary, head.floats[0]);
-    }
+    profile_.measure(size_t(Opcode::Logits), [&] { head_block(head, rows, block); });
     if (jobs != nullptr) {
-      process_rows(pool_, *sampling_, block, vocabulary, first, rows, *jobs);
+      profile_.measure(kSamplingPart, [&] {
+        process_rows(pool_, *sampling_, block, vocabulary, first, rows, *jobs);
+      });
     }
   }
+}
+
+// Logits [rows, vocabulary] of the gathered head rows.
+void Model::head_block(const Operation& head, size_t rows, float* block) {
+  const int64_t hidden = needs_.hidden, vocabulary = needs_.vocabulary;
+  operators_.prepare_activations(pool_, head_rows_, hidden, int64_t(rows), hidden,
+                                 settings_.activations, activations_);
+  const LinearTarget target{&matrices_[head.ints[1]], nullptr, block, vocabulary};
+  operators_.linear(pool_, &target, 1, activations_);
+  if (head.floats[0] > 0.0f) {
+    operators_.softcap(pool_, block, rows * size_t(vocabulary), head.floats[0]);
+  }
+}
+
+void Model::enable_profile(bool enabled) {
+  const std::lock_guard<std::mutex> between_steps(mutex_);
+  profile_.enable(enabled);
+}
+
+std::array<StepProfile::Part, kStepParts> Model::profile() {
+  const std::lock_guard<std::mutex> between_steps(mutex_);
+  return profile_.parts();
 }
 
 }  // namespace octavo

@@ -14,6 +14,7 @@
 #include "octavo/operators.h"
 #include "octavo/panel.h"
 #include "octavo/pool.h"
+#include "octavo/profile.h"
 #include "octavo/program.h"
 #include "octavo/rotation.h"
 #include "octavo/sample.h"
@@ -77,6 +78,10 @@ class Model {
   size_t workspace_bytes() const { return workspace_.bytes(); }
   const KvCache& cache() const { return cache_; }
 
+  // Starts a profile from zero, or ends it.
+  void enable_profile(bool enabled);
+  std::array<StepProfile::Part, kStepParts> profile();
+
  private:
   void plan_workspace();
   void check(const StepInput& input) const;
@@ -87,6 +92,7 @@ class Model {
   size_t run_linears(size_t first);
   void run_attention(const Operation& operation, const StepInput& input);
   void run_head(const StepInput& input, float* logits, const LogitJobs* jobs);
+  void head_block(const Operation& head, size_t rows, float* block);
   void run_step(const StepInput& input, float* logits, const LogitJobs* jobs);
   float* slot(int32_t index) const { return slots_[size_t(index)]; }
 
@@ -94,6 +100,7 @@ class Model {
   const ModelSettings settings_;
   Pool pool_;
   std::mutex mutex_;
+  StepProfile profile_;
 
   Arena arena_;
   std::vector<PackedWeight> matrices_;

@@ -104,6 +104,22 @@ def test_prompt_sources_are_the_same(
     assert by_option["outputs"] == by_file["outputs"] == by_pipe["outputs"]
 
 
+def test_a_profile_is_shown_apart_from_the_answer(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["generate", model, "-p", "the cat", *GREEDY, "--max-tokens", "6"]
+    plain = output(capsys, *line)
+    assert cli.run([*line, "--profile"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == plain
+    rows = {row[:24].strip(): row[24:].split() for row in captured.err.splitlines()}
+    assert float(rows["logits"][0]) == 1.0
+    assert float(rows["linear"][1]) > 0
+    assert rows["outside the native call"][2].endswith("%")
+    error = failure(capsys, *line, "--profile", "--set", "compute.backend=reference")
+    assert "compute.backend" in error
+
+
 def test_json_holds_everything(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = ("generate", model, "-p", "the cat", *GREEDY, "--max-tokens", "5", "--json")
     result = json.loads(output(capsys, *line, "--logprobs", "2", "--prompt-logprobs", "0"))

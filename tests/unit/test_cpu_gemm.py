@@ -300,7 +300,7 @@ def test_an_embedding_row_is_the_stored_row(format: Format) -> None:
 @pytest.mark.parametrize("format", FORMATS, ids=name)
 def test_packed_size_is_what_the_layout_needs(format: Format) -> None:
     bits = {"F32": 32, "F16": 16, "BF16": 16, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 5}
-    bits |= {"Q2_K": 6, "Q3_K": 5, "Q5_1": 9, "Q5_K": 9, "Q6_K": 9}
+    bits |= {"Q2_K": 6, "Q3_K": 5, "Q5_0": 5.5, "Q5_1": 6, "Q5_K": 6, "Q6_K": 7}
     weight = random_weight(format, channels=64)
     assert weight.packed.bytes == 64 * WIDTH * bits.get(name(format), 8.5) / 8
 

@@ -127,6 +127,24 @@ def test_bits_do_not_depend_on_chunks_pages_batch_or_threads(
     assert all(np.array_equal(bits(first), bits(other)) for other in others)
 
 
+def test_a_profile_counts_the_operations_of_its_steps(llama: CpuModel) -> None:
+    tokens = prompt(20)
+    plain = run_chunks(llama, tokens, [20])
+    assert llama.profile() == ()
+    llama.enable_profile()
+    profiled = run_chunks(llama, tokens, [12, 8])
+    calls = {part.name: part.calls for part in llama.profile()}
+    layers = llama.program.kv.layers
+    assert calls["attention"] == calls["kv_write"] == 2 * layers
+    assert calls["logits"] == calls["tables"] == calls["embedding"] == 2
+    assert "sampling" not in calls
+    assert all(part.seconds > 0 for part in llama.profile())
+    assert np.array_equal(bits(plain), bits(profiled))
+    llama.enable_profile(False)
+    run_chunks(llama, tokens, [20])
+    assert llama.profile() == ()
+
+
 @pytest.mark.parametrize("kv_format", ["fp16", "int8"])
 def test_tiers_agree_by_bits(tiny: Loaded, kv_format: str) -> None:
     results = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from octavo.cli.console import note, write
-from octavo.cli.model import opened, speed
+from octavo.cli.model import opened, profiled, speed
 from octavo.cli.options import (
     explained,
     load,
@@ -40,6 +41,7 @@ MAX_TEXT_BYTES = 64 << 20
 @click.option("--stream/--no-stream", default=None, help="Show text as it comes (default).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --stream a line a piece.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the answer, no status lines.")
+@click.option("--profile", is_flag=True, help="Say where the time went, by kind of operation.")
 @settings_options()
 def command(
     model: str | None,
@@ -48,6 +50,7 @@ def command(
     stream: bool | None,
     as_json: bool,
     quiet: bool,
+    profile: bool,
     config: str | None,
     assignments: tuple[str, ...],
     show_settings: bool,
@@ -66,7 +69,8 @@ def command(
     text = _prompt(prompt, prompt_file)
     streaming = stream if stream is not None else not as_json and params.n == 1
     with opened(loaded.settings, quiet=quiet) as llm:
-        output = _run(llm, text, params, streaming, as_json)
+        with profiled(llm) if profile else nullcontext():
+            output = _run(llm, text, params, streaming, as_json)
         _show(output, streaming, as_json)
         if not quiet:
             note(speed(output))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli.console import download_progress, note
 from octavo.core.catalog import resolve_model
+from octavo.core.errors import SettingsError
 from octavo.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,6 +34,31 @@ def opened(settings: Settings, *, quiet: bool = False) -> Iterator[LLM]:
                 f"context {llm.context_tokens} tokens"
             )
         yield llm
+
+
+@contextmanager
+def profiled(llm: LLM) -> Iterator[None]:
+    """Says afterwards, on standard error, where the time of the steps inside went.
+
+    Raises:
+        SettingsError: the back end keeps no profile.
+    """
+    from octavo.compute.kernels.cpu.profile import Profiled, profile_lines
+
+    model, metrics = llm.assembly.model, llm.assembly.engine.metrics
+    if not isinstance(model, Profiled):
+        raise SettingsError("keeps no profile", field="compute.backend", remedy="use cpu")
+    steps, native = metrics.steps.value, metrics.native_seconds.value
+    step_seconds = metrics.step_seconds.total
+    model.enable_profile()
+    yield
+    for line in profile_lines(
+        model.profile(),
+        steps=int(metrics.steps.value - steps),
+        step_seconds=metrics.step_seconds.total - step_seconds,
+        native_seconds=metrics.native_seconds.value - native,
+    ):
+        note(line)
 
 
 def speed(output: RequestOutput) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import TemplateError
@@ -18,6 +19,9 @@ from octavo.text.templates import ChatTemplate, template_source
 from octavo.text.tokenizer import Tokenizer, choose_cut
 from octavo.text.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from octavo.compute.batch import StepModel
+
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
@@ -30,7 +34,7 @@ class Assembly:
     events: EventRing
     chat_template: ChatTemplate
     capacity: Capacity
-    weight_bytes: int
+    model: StepModel
 
     def template(self) -> ChatTemplate:
         """The model's chat template.
@@ -86,7 +90,7 @@ def _assemble(path: Path, file: GgufFile, settings: Settings, clock: Clock) -> A
         events=events,
         chat_template=template,
         capacity=opened.capacity,
-        weight_bytes=opened.model.weight_bytes,
+        model=opened.model,
     )
 
 

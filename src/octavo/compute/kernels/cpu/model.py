@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from octavo.compute.batch import Batch, Draw, Float32Array, Int32Array, Score, StepOutput
 from octavo.compute.kernels.cpu import _native
 from octavo.compute.kernels.cpu.lower import Lowered, lower
+from octavo.compute.kernels.cpu.profile import StepPart, step_parts
 from octavo.compute.kernels.cpu.threads import threads_and_reason
 from octavo.compute.load.source import WeightSource
 from octavo.compute.program import Program, RopeStyle
@@ -101,6 +102,14 @@ class CpuModel:
         output = packed.output()
         output.native_seconds = seconds
         return output
+
+    def enable_profile(self, enabled: bool = True) -> None:
+        """Book the time of each kind of operation from now on, from zero; off at first."""
+        self._model().enable_profile(enabled)
+
+    def profile(self) -> tuple[StepPart, ...]:
+        """Time of the steps since the profile was enabled, by kind of operation."""
+        return step_parts(self._model().profile())
 
     def close(self) -> None:
         """Free weights and cache."""
