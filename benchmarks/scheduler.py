@@ -129,10 +129,12 @@ class Load:
         scheduler.commit(plan)
         planned = Spent.now() - began
         rows = tuple(
-            RowResult(row.row, row.request_id, (7,) if row.wants_token else ()) for row in plan.rows
+            RowResult(row.row, row.request_id, (7,) if row.wants_token else ())
+            for row in plan.chunks
         )
+        decoded = (7,) * len(plan.decodes)
         self._now += STEP_SECONDS
-        result = StepResult(plan.number, rows, STEP_SECONDS)
+        result = StepResult(plan.number, rows, STEP_SECONDS, decoded=decoded)
         began = Spent.now()
         scheduler.on_result(result)
         return plan, planned + (Spent.now() - began)
@@ -154,7 +156,7 @@ def measure(rows: int, waiting: int, steps: int, warm_up: int) -> Measurement:
         load.arrive(number)
         plan, step_spent = load.step()
         spent.append(step_spent)
-        row_count += len(plan.rows)
+        row_count += plan.row_count
     gc.unfreeze()
     after = asdict(load.scheduler.counters)
     share = 1 / (steps * rows)

@@ -11,7 +11,7 @@ from octavo.core.request import Request
 from octavo.core.service_classes import ServiceClass
 from octavo.schedule.cost import CostProfile
 from octavo.schedule.plan import StepPlan
-from octavo.schedule.step_draft import MOST_PREEMPTIONS
+from octavo.schedule.sequence import MOST_PREEMPTIONS
 from schedule_harness import Driver, alone, request
 
 COST = CostProfile(0.001, 0.001, 0.0005, 1e-6, 1e-6)

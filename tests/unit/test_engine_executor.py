@@ -59,7 +59,7 @@ def row_plan(
 def admitted(number: int, *pairs: tuple[RowPlan, Request]) -> StepPlan:
     return StepPlan(
         number=number,
-        rows=tuple(plan for plan, _ in pairs),
+        chunks=tuple(plan for plan, _ in pairs),
         admissions=tuple(Admission(plan.row, owner, (), 0) for plan, owner in pairs),
     )
 

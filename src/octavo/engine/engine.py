@@ -115,7 +115,7 @@ class Engine:
         self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput], seconds: float
     ) -> None:
         metrics = self.metrics
-        metrics.rows.set(len(plan.rows))
+        metrics.rows.set(plan.row_count)
         if plan.is_empty:
             return
         metrics.steps.add()

@@ -97,8 +97,9 @@ class ModelExecutor:
             self._rows[preemption.row] = None
         for admission in plan.admissions:
             self._admit(admission)
-        self._append_pages(plan.rows)
-        results, native_seconds = self._run(plan.rows) if plan.rows else ([], 0.0)
+        rows = plan.rows
+        self._append_pages(rows)
+        results, native_seconds = self._run(rows) if rows else ([], 0.0)
         return StepResult(
             number=plan.number,
             rows=tuple(results),

@@ -86,10 +86,10 @@ class StepTotals:
 
     def add(self, plan: StepPlan, seconds: float, held_share: float) -> None:
         """Count one step; `held_share` of the pages of the cache were held after it."""
-        rows = len(plan.rows)
+        rows = plan.row_count
         tokens = plan.token_count
         # A prefill of a single token at its end counts as a decode: it is as large as one.
-        decodes = sum(len(row.tokens) == 1 for row in plan.rows)
+        decodes = len(plan.decodes) + sum(len(row.tokens) == 1 for row in plan.chunks)
         self.steps += 1
         self.prefill_steps += decodes == 0
         self.decode_steps += decodes == rows

@@ -8,12 +8,11 @@ from octavo.schedule.plan import StepPlan
 
 def shape_of(plan: StepPlan) -> StepShape:
     """The shape of a plan; a prompt's last single token counts as a decode, being one in size."""
-    tokens = decode_rows = past_tokens = chunk_square = 0
-    for row in plan.rows:
-        count = len(row.tokens)
-        tokens += count
-        past_tokens += row.start * count
-        chunk_square += count * count
-        if count == 1 and row.wants_token:
-            decode_rows += 1
-    return StepShape(tokens, decode_rows, past_tokens, chunk_square)
+    shape = StepShape()
+    shape.add_decodes(len(plan.decodes), int(plan.decodes.starts.sum()))
+    for row in plan.chunks:
+        if len(row.tokens) == 1 and row.wants_token:
+            shape.add_decodes(1, row.start)
+        else:
+            shape.add_chunk(len(row.tokens), row.start)
+    return shape

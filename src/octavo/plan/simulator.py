@@ -49,9 +49,10 @@ class ClockExecutor:
                 row.request_id,
                 (answer_token(row.request_id),) if row.wants_token else (),
             )
-            for row in plan.rows
+            for row in plan.chunks
         )
-        return StepResult(plan.number, rows, seconds, seconds)
+        decoded = list(map(answer_token, plan.decodes.request_ids))
+        return StepResult(plan.number, rows, seconds, seconds, decoded)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -8,7 +8,7 @@ from octavo.schedule.lane import Lane
 from octavo.schedule.plan import PrefixWait
 from octavo.schedule.producers import Producers, find_producer
 from octavo.schedule.sequence import Sequence
-from octavo.schedule.step_draft import MOST_PREEMPTIONS, Chunk, StepDraft
+from octavo.schedule.step_draft import Chunk, StepDraft
 
 WATERMARK_SHARE = 0.01
 """Part of the pages that admissions leave for those who run."""
@@ -98,10 +98,12 @@ class Admissions:
         """Take row and pages away, for whoever comes next."""
         self._free_row()
         assert self._free_rows is not None
+        if self._outstanding is not None and not victim.rows.is_decoding(victim):
+            chunk = self._draft.chunks.get(victim.order)
+            self._outstanding -= self._missing(victim, chunk)
         self._draft.preempt(victim, reason)
         self._free_rows.append(victim.row)
         self._running -= 1
-        self._outstanding = None
 
     def _is_held(
         self, sequence: Sequence, lane: Lane, now_seconds: float, may_join: int | None
@@ -167,10 +169,9 @@ class Admissions:
         for victim in draft.candidates(lanes):
             if fits_row and freed >= missing:
                 break
-            if victim.ghost or victim.preemptions < MOST_PREEMPTIONS:
-                chosen.append(victim)
-                freed += len(victim.table) + 1
-                fits_row = True
+            chosen.append(victim)
+            freed += len(victim.table) + 1
+            fits_row = True
         if not fits_row or freed < missing:
             return False
         for victim in chosen:

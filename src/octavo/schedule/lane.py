@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
 
 from octavo.core.service_classes import ServiceClass
 from octavo.schedule.counters import ClassCounters
@@ -18,10 +17,10 @@ def sequence_key(sequence: Sequence) -> tuple[int, int, int, int]:
 class Lane:
     """Mutable record of one class; `rank` 0 is the strictest.
 
-    `running` is sorted by key, and so is `prefilling`, the part of it that computes a prompt.
-    `decoding` is the other part, longest unserved first; `full` those of it that need a page
-    before their next token. `pages` and `waiting` count by home class. `deficit_seconds` is the
-    time it is owed.
+    `running` is sorted by key, and so are parts of it: `prefilling`, who computes a prompt;
+    `ghosts`; and `exposed`, who may be preempted, which is everybody else but those whom that
+    happened to often enough. `pages` and `waiting` count by home class.
+    `deficit_seconds` is the time it is owed.
     """
 
     def __init__(self, service: ServiceClass, rank: int):
@@ -30,9 +29,8 @@ class Lane:
         self.queue = LaneQueue()
         self.running: list[Sequence] = []
         self.prefilling: list[Sequence] = []
-        self.decoding: dict[int, Sequence] = {}
-        self.full: dict[int, Sequence] = {}
-        self.past_tokens = 0
+        self.exposed: list[Sequence] = []
+        self.ghosts: list[Sequence] = []
         self.pages = 0
         self.waiting = 0
         self.waiting_tokens = 0
@@ -52,51 +50,41 @@ class Lane:
         """A sequence begins to run, in prefill."""
         insort(self.running, sequence, key=sequence_key)
         insort(self.prefilling, sequence, key=sequence_key)
+        if sequence.is_exposed:
+            insort(self.exposed, sequence, key=sequence_key)
+
+    def make_ghost(self, sequence: Sequence) -> None:
+        """A running sequence has ended and stays on its row."""
+        self._unlist(sequence)
+        sequence.ghost = True
+        insort(self.ghosts, sequence, key=sequence_key)
+        sequence.rows.plain[sequence.row] = False
 
     def stop(self, sequence: Sequence) -> None:
         """A running sequence leaves."""
         _remove(self.running, sequence)
-        if self.decoding.pop(sequence.order, None) is None:
-            _remove(self.prefilling, sequence)
+        self._unlist(sequence)
+        if sequence.rows.is_decoding(sequence):
+            sequence.rows.unset_decoding(sequence.row)
         else:
-            sequence.is_plain = False
-            self.past_tokens -= sequence.computed
-            self.full.pop(sequence.order, None)
+            _remove(self.prefilling, sequence)
 
     def settle(self, sequence: Sequence) -> None:
         """Put a running sequence where its progress belongs; it has just been in prefill."""
         if sequence.is_decoding:
             _remove(self.prefilling, sequence)
-            self.decoding[sequence.order] = sequence
-            sequence.is_plain = not sequence.ghost
-            self.past_tokens += sequence.computed
-            self.settle_page(sequence)
+            sequence.rows.set_decoding(sequence, self)
 
     def unsettle(self, sequence: Sequence) -> None:
         """A decoding sequence has more than its last token to compute."""
-        del self.decoding[sequence.order]
-        sequence.is_plain = False
-        self.full.pop(sequence.order, None)
-        self.past_tokens -= sequence.computed
+        sequence.rows.unset_decoding(sequence.row)
         insort(self.prefilling, sequence, key=sequence_key)
 
-    def settle_page(self, sequence: Sequence) -> None:
-        """Note whether a decoding sequence needs a page."""
-        if sequence.computed >= sequence.room:
-            self.full[sequence.order] = sequence
-        else:
-            self.full.pop(sequence.order, None)
-
-    def rotate(self, served: Iterable[Sequence]) -> None:
-        """Those who were served go behind those who were not."""
-        decoding = self.decoding
-        for sequence in served:
-            if decoding.pop(sequence.order, None) is not None:
-                decoding[sequence.order] = sequence
-
-    def victims(self) -> Iterator[Sequence]:
-        """Running sequences, worst key first."""
-        return reversed(self.running)
+    def _unlist(self, sequence: Sequence) -> None:
+        if sequence.ghost:
+            _remove(self.ghosts, sequence)
+        elif sequence.is_exposed:
+            _remove(self.exposed, sequence)
 
     def drained(self, tokens: int, now_seconds: float) -> None:
         """A request of so many tokens left the queue; measures how fast that goes under load."""

@@ -11,9 +11,10 @@ from octavo.memory.cache import PageCache
 from octavo.schedule.counters import SchedulerCounters
 from octavo.schedule.events import Decision
 from octavo.schedule.lane import Lane
-from octavo.schedule.plan import Admission, Preemption, PrefixWait, RowPlan, StepPlan
+from octavo.schedule.plan import Admission, DecodeRows, Preemption, PrefixWait, RowPlan, StepPlan
 from octavo.schedule.planner import Planner
 from octavo.schedule.producers import PrefixProducers
+from octavo.schedule.rows import Rows
 from octavo.schedule.sequence import Sequence
 
 
@@ -33,6 +34,7 @@ class Ledger:
         *,
         lanes: list[Lane],
         cache: PageCache,
+        rows: Rows,
         max_rows: int,
         limit_tokens: int,
         keeps_rows: bool,
@@ -40,6 +42,7 @@ class Ledger:
     ):
         self.lanes = lanes
         self.cache = cache
+        self.rows = rows
         self.counters = SchedulerCounters()
         self.producers = PrefixProducers()
         self.sequences: dict[RequestId, Sequence] = {}
@@ -68,7 +71,7 @@ class Ledger:
         """Make a plan true; how many requests that never ran it admitted."""
         self.free_rows.update(plan.closed_rows)
         self.closed_rows = []
-        rows = {row.request_id: row for _, row in planner.grown} if plan.admissions else {}
+        rows = {row.request_id: row for row in plan.chunks} if plan.admissions else {}
         # First, because a victim may be the only one who holds a page that is reused.
         for admission in plan.admissions:
             reused_pages = self._reused_pages(admission)
@@ -82,12 +85,9 @@ class Ledger:
             joined += self._admit(admission, rows[admission.request.id], plan.number, now)
         for wait in plan.waits:
             self._park(wait, now)
-        for sequence, row in planner.grown:
-            self._take_pages(sequence, row)
-        for lane, served in planner.rotated:
-            # If all were served, all are equal.
-            if len(served) < len(lane.decoding):
-                lane.rotate(served)
+        for row in plan.chunks:
+            self._take_pages(self.sequences[row.request_id], row)
+        self._grow_decodes(plan.decodes)
         for lane in planner.lent_pages:
             lane.counters.lent += 1
         self.counters.evicted_pages = self.cache.evicted_pages
@@ -110,7 +110,7 @@ class Ledger:
     def _preempt(self, preemption: Preemption, now: float) -> None:
         sequence = self._by_row(preemption)
         self.free_rows.add(sequence.row)
-        self._stop(sequence, now)
+        self._stop(sequence)
         if sequence.ghost:
             self.ghosts -= 1
             return
@@ -145,16 +145,15 @@ class Ledger:
         self._unwait(sequence, now)
         lane.queue.charge(tenant, len(sequence.tokens) - admission.cached_tokens)
         self._move(sequence, RequestState.RUNNING, "admitted", now)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = admission.cached_tokens
+        self.rows.seat(sequence, admission.row)
         reused = row.new_pages[: self._reused_pages(admission)]
-        sequence.table = list(reused)
-        sequence.room = len(reused) * sequence.page_tokens
+        sequence.add_pages(reused)
         sequence.home.pages += len(reused)
         sequence.published_pages = len(reused)
         sequence.computed = admission.cached_tokens
-        sequence.row = admission.row
         sequence.started_step = step
-        if sequence.cached_tokens is None:
-            sequence.cached_tokens = admission.cached_tokens
         self.free_rows.remove(admission.row)
         lane.start(sequence)
         self.producers.mark(sequence, len(reused))
@@ -170,14 +169,20 @@ class Ledger:
         return admission.cached_tokens // self.sequences[admission.request.id].page_tokens
 
     def _take_pages(self, sequence: Sequence, row: RowPlan) -> None:
-        table = sequence.table
         # Reused pages of an admission are in the table already.
-        for page in row.new_pages[len(table) - row.table_start :]:
+        pages = row.new_pages[len(sequence.table) - row.table_start :]
+        for page in pages:
             self.cache.take(page)
-            table.append(page)
+        sequence.add_pages(pages)
+        sequence.home.pages += len(pages)
+
+    def _grow_decodes(self, decodes: DecodeRows) -> None:
+        for place, page in decodes.new_pages:
+            sequence = self.rows.sequences[decodes.rows[place]]
+            assert sequence is not None
+            self.cache.take(page)
+            sequence.add_pages((page,))
             sequence.home.pages += 1
-        sequence.room = len(table) * sequence.page_tokens
-        sequence.lane.full.pop(sequence.order, None)
 
     def _park(self, wait: PrefixWait, now: float) -> None:
         producer = self.producers.marks.get(wait.key)
@@ -194,7 +199,7 @@ class Ledger:
 
     def _relane(self, sequence: Sequence, lane: Lane) -> None:
         """Schedule a running sequence in another class."""
-        was_decoding = sequence.order in sequence.lane.decoding
+        was_decoding = self.rows.is_decoding(sequence)
         sequence.lane.stop(sequence)
         sequence.lane = lane
         lane.start(sequence)
@@ -221,12 +226,11 @@ class Ledger:
         if sequence.row >= 0:
             stays = self._keeps_rows and state is RequestState.FINISHED and sequence.pending > 0
             if stays and self._others_run(sequence):
-                sequence.ghost = True
-                sequence.is_plain = False
+                sequence.lane.make_ghost(sequence)
                 self.ghosts += 1
             else:
                 self.closed_rows.append(sequence.row)
-                self._stop(sequence, now)
+                self._stop(sequence)
         else:
             self._unwait(sequence, now)
             if not self.producers.unpark(sequence):
@@ -237,7 +241,7 @@ class Ledger:
         self.counters.failed += state is RequestState.FAILED
         sequence.home.counters.finished += state is RequestState.FINISHED
         if self.ghosts and not self._others_run(sequence):
-            self._lay_ghosts(now)
+            self._lay_ghosts()
 
     def failed(self, sequence: Sequence, error: str, now: float) -> EngineOutput:
         """End a request with an error; the news for its reader."""
@@ -249,20 +253,20 @@ class Ledger:
             error=error,
         )
 
-    def close_ghost(self, ghost: Sequence, now: float) -> None:
+    def close_ghost(self, ghost: Sequence) -> None:
         """A ghost leaves its row."""
         self.ghosts -= 1
         self.closed_rows.append(ghost.row)
-        self._stop(ghost, now)
+        self._stop(ghost)
 
     def _others_run(self, sequence: Sequence) -> bool:
         return any(each is not sequence and not each.ghost for each in self.running)
 
-    def _lay_ghosts(self, now: float) -> None:
-        for ghost in [each for each in self.running if each.ghost]:
-            self.close_ghost(ghost, now)
+    def _lay_ghosts(self) -> None:
+        for ghost in [ghost for lane in self.lanes for ghost in lane.ghosts]:
+            self.close_ghost(ghost)
 
-    def _stop(self, sequence: Sequence, now: float) -> None:
+    def _stop(self, sequence: Sequence) -> None:
         """Take a running sequence off its row and pages; its marks go, who waited wakes up."""
         sequence.lane.stop(sequence)
         sequence.lane = sequence.home
@@ -337,14 +341,14 @@ class Ledger:
         pages = sum(len(each.table) for each in self.running if each.home is lane)
         if pages != lane.pages:
             findings.append(f"class {name} holds {pages} pages, counted {lane.pages}")
-        past = sum(each.computed for each in lane.decoding.values())
-        if past != lane.past_tokens:
-            findings.append(f"class {name} decodes after {past} tokens, counted {lane.past_tokens}")
-        parts = sorted(each.order for each in (*lane.prefilling, *lane.decoding.values()))
-        if parts != sorted(each.order for each in lane.running):
+        decoding = [self.rows.sequences[row] for row in self.rows.decoding(lane).tolist()]
+        parts = [each.order for each in (*lane.prefilling, *decoding) if each is not None]
+        if sorted(parts) != sorted(each.order for each in lane.running):
             findings.append(f"class {name} has lost track of who decodes")
-        full = [each.order for each in lane.decoding.values() if each.computed >= each.room]
-        if sorted(full) != sorted(lane.full):
+        exposed = [each for each in lane.running if each.is_exposed]
+        if exposed != lane.exposed or lane.ghosts != [each for each in lane.running if each.ghost]:
+            findings.append(f"class {name} has lost track of who may be preempted")
+        if any(each.room != len(each.table) * each.page_tokens for each in lane.running):
             findings.append(f"class {name} is wrong about who needs a page")
         return findings
 

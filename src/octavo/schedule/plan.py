@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.core.ids import RequestId
 from octavo.core.output import TokenLogprob
 from octavo.core.request import Request
+
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,51 @@ class RowPlan(msgspec.Struct, frozen=True, gc=False):
     score_prompt: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeRows:
+    """Rows that compute their last token and sample the next one, as columns of equal length.
+
+    Place i stands for a `RowPlan` with the one token `tokens[i]`. `new_pages` are pairs of a place
+    and the one page that its row gets; most get none.
+    """
+
+    rows: NDArray[np.int64]
+    request_ids: tuple[RequestId, ...]
+    starts: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    table_starts: NDArray[np.int64]
+    new_pages: tuple[tuple[int, int], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DecodeRows) and self.row_plans() == other.row_plans()
+
+    def __hash__(self) -> int:
+        return hash(self.request_ids)
+
+    def row_plans(self, places: Iterable[int] | None = None) -> list[RowPlan]:
+        """The same as single rows, all of them or those at `places`."""
+        pages: dict[int, tuple[int, ...]] = {place: (page,) for place, page in self.new_pages}
+        return [
+            RowPlan(
+                row=self.rows.item(place),
+                request_id=self.request_ids[place],
+                start=self.starts.item(place),
+                tokens=(self.tokens.item(place),),
+                table_start=self.table_starts.item(place),
+                new_pages=pages.get(place, ()),
+                wants_token=True,
+            )
+            for place in (range(len(self)) if places is None else places)
+        ]
+
+
+_NOTHING = np.empty(0, dtype=np.int64)
+NO_DECODES = DecodeRows(_NOTHING, (), _NOTHING, _NOTHING, _NOTHING)
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixWait:
     """A waiting request sits aside until `producer_id` has computed the page of `key`."""
@@ -69,26 +120,37 @@ class PrefixWait:
 class StepPlan:
     """Everything one step does, in this order: closed rows, preemptions, admissions, rows.
 
-    `closed_rows` are rows whose requests ended since the last committed plan: the executor forgets
-    them first, because an admission of the same plan may take such a row. `waits` concern the
-    scheduler only, as is `predicted_seconds`, the time the step is expected to take.
+    `decodes` and `chunks` are its rows: those that compute one token and sample the next, and all
+    others. `closed_rows` are rows whose requests ended since the last committed plan: the executor
+    forgets them first, because an admission of the same plan may take such a row. `waits` concern
+    the scheduler only, as is `predicted_seconds`, the time the step is expected to take.
     """
 
     number: int
-    rows: tuple[RowPlan, ...] = ()
+    chunks: tuple[RowPlan, ...] = ()
     admissions: tuple[Admission, ...] = ()
     preemptions: tuple[Preemption, ...] = ()
     closed_rows: tuple[int, ...] = ()
     waits: tuple[PrefixWait, ...] = ()
     predicted_seconds: float = 0.0
+    decodes: DecodeRows = NO_DECODES
+
+    @property
+    def rows(self) -> tuple[RowPlan, ...]:
+        """All rows one by one, which decode first."""
+        return (*self.decodes.row_plans(), *self.chunks)
+
+    @property
+    def row_count(self) -> int:
+        return len(self.decodes) + len(self.chunks)
 
     @property
     def token_count(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
+        return len(self.decodes) + sum(len(row.tokens) for row in self.chunks)
 
     @property
     def is_empty(self) -> bool:
-        return not self.rows
+        return not self.row_count
 
 
 class RowResult(msgspec.Struct, frozen=True, gc=False):
@@ -109,9 +171,17 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of one plan, rows in plan order; `native_seconds` is the share spent in kernels."""
+    """Result of one plan; `native_seconds` is the share spent in kernels.
+
+    `rows` has a result for each of the plan's rows. Those of `plan.decodes` may be left out if
+    `decoded` is there instead, with the next token of each in order, `NO_TOKEN` for those that have
+    something else to say in `rows`; `decoded_logprobs` is then empty or as long. A row without
+    any result has not happened.
+    """
 
     number: int
     rows: tuple[RowResult, ...]
     elapsed_seconds: float
     native_seconds: float = 0.0
+    decoded: Ordered[int] = ()
+    decoded_logprobs: Ordered[tuple[TokenLogprob, ...] | None] = ()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+
+import numpy as np
 
 from octavo.memory.cache import PageCache
 from octavo.schedule.admission import Admissions
 from octavo.schedule.cost import CostModel, StepShape
 from octavo.schedule.lane import Lane
-from octavo.schedule.plan import PrefixWait, RowPlan, StepPlan
+from octavo.schedule.plan import PrefixWait, StepPlan
 from octavo.schedule.producers import Producers
+from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
 from octavo.schedule.step_draft import Chunk, StepDraft
 
@@ -41,6 +43,7 @@ class StepView:
     """
 
     lanes: Ordered[Lane]
+    rows: Rows
     free_rows: Ordered[int]
     closed_rows: Ordered[int]
     producers: Producers
@@ -51,13 +54,16 @@ class StepView:
 
 
 class _Turn:
-    """A class in this step: who is left, and what it was given."""
+    """A class in this step: who is left, and what it was given.
+
+    `decodes` are its decoding rows that got no time yet, longest unserved first.
+    """
 
     __slots__ = ("chunk", "decodes", "lane", "next", "prefills", "seconds")
 
-    def __init__(self, lane: Lane, prefills: Iterator[Sequence]):
+    def __init__(self, lane: Lane, decodes: RowNumbers, prefills: Iterator[Sequence]):
         self.lane = lane
-        self.decodes: list[Sequence] = []
+        self.decodes = decodes
         self.prefills = prefills
         self.next = next(prefills, None)
         self.chunk: Chunk | None = None
@@ -69,7 +75,7 @@ class _Turn:
 
     @property
     def has_demand(self) -> bool:
-        return bool(self.decodes) or self.next is not None
+        return len(self.decodes) > 0 or self.next is not None
 
 
 class Planner:
@@ -90,18 +96,20 @@ class Planner:
         self._now = view.now_seconds
         self._budget = limits.token_budget
         self.shape = StepShape()
-        self.draft = StepDraft(view.lanes, view.cache, number)
+        self._rows = view.rows
+        self.draft = StepDraft(view.lanes, view.cache, view.rows, number)
         self._admissions = Admissions(
             view.lanes, self.draft, view.producers, view.free_rows, view.closed_rows
         )
+        self._turns = [
+            _Turn(lane, view.rows.decoding(lane), self._prefills(lane))
+            for lane in view.lanes
+            if lane.has_work
+        ]
         self._limit = self._step_seconds()
         self._used = self._cost.constant
-        self._turns = [_Turn(lane, self._prefills(lane)) for lane in view.lanes if lane.has_work]
         self.starved: list[Lane] = []
         self.charges: list[tuple[Lane, float, float]] = []
-        self.sequences: list[Sequence] = []
-        self.grown: list[tuple[Sequence, RowPlan]] = []
-        self.rotated: list[tuple[Lane, list[Sequence]]] = []
 
     @property
     def served(self) -> list[Lane]:
@@ -133,15 +141,17 @@ class Planner:
         self._share()
         if not self.draft.has_rows:
             self._force()
-        rows, self.sequences, self.grown = self.draft.row_plans()
+        decodes, chunks = self.draft.decode_rows(), self.draft.chunk_rows()
+        has_rows = len(decodes) > 0 or len(chunks) > 0
         return StepPlan(
             number=self._number,
-            rows=tuple(rows),
+            chunks=chunks,
             admissions=self.draft.admissions(),
             preemptions=self.draft.preemptions(),
             closed_rows=tuple(self._view.closed_rows),
             waits=tuple(self._admissions.waits),
-            predicted_seconds=self._cost.predict(self.shape) if rows else 0.0,
+            predicted_seconds=self._cost.predict(self.shape) if has_rows else 0.0,
+            decodes=decodes,
         )
 
     @property
@@ -154,9 +164,9 @@ class Planner:
         if limit is None:
             return _INFINITE
         targets = (
-            lane.service.inter_token_seconds
-            for lane in self._view.lanes
-            if lane.decoding and lane.service.inter_token_seconds
+            turn.lane.service.inter_token_seconds
+            for turn in self._turns
+            if len(turn.decodes) and turn.lane.service.inter_token_seconds
         )
         return min(limit, *targets, limit) / (1.0 + min(self._cost.error, 0.5))
 
@@ -164,73 +174,43 @@ class Planner:
 
     def _serve_due(self) -> None:
         """Tokens that must come in this step; if all fit and nobody else wants the time, all."""
-        turns = [turn for turn in self._turns if turn.lane.decoding]
-        rows = sum(len(turn.lane.decoding) for turn in turns)
-        seconds = self._cost.decodes(rows, sum(turn.lane.past_tokens for turn in turns))
+        turns = [turn for turn in self._turns if len(turn.decodes)]
+        rows = sum(len(turn.decodes) for turn in turns)
+        past = sum(int(self._rows.computed[turn.decodes].sum()) for turn in turns)
+        fits = self._cost.decodes(rows, past) <= self._left and rows <= self._budget
         others = any(turn.next is not None for turn in self._turns)
-        fits = seconds <= self._left and rows <= self._budget
-        if fits and (not others or self._limit == _INFINITE):
-            for turn in turns:
-                self._decode_all(turn)
-            return
         for turn in turns:
-            turn.decodes = list(turn.lane.decoding.values())
-            due = self._due_count(turn.lane, turn.decodes)
+            due = len(turn.decodes) if fits and not others else self._due_count(turn)
             if due:
                 self._decode(turn, self._left, due)
 
-    def _due_count(self, lane: Lane, decodes: list[Sequence]) -> int:
+    def _due_count(self, turn: _Turn) -> int:
         """How many of a class, longest unserved first, would miss their target in the next step."""
-        target = lane.service.inter_token_seconds
+        target = turn.lane.service.inter_token_seconds
         if self._limit == _INFINITE:
-            return len(decodes)
+            return len(turn.decodes)
         if target is None:
             return 0
         latest = self._now + 2 * self._limit - target
-        return bisect_right(decodes, latest, key=lambda each: each.token_seconds)
-
-    def _decode_all(self, turn: _Turn) -> None:
-        lane = turn.lane
-        seconds = self._cost.decodes(len(lane.decoding), lane.past_tokens)
-        full = sorted(lane.full.values(), key=lambda each: each.key) if lane.full else []
-        self.draft.add_decodes(list(lane.decoding.values()), full)
-        self.shape.add_decodes(len(lane.decoding), lane.past_tokens)
-        self._budget -= len(lane.decoding)
-        self._used += seconds
-        turn.seconds += seconds
+        return int(np.count_nonzero(self._rows.token_seconds[turn.decodes] <= latest))
 
     def _decode(self, turn: _Turn, seconds: float, most: int) -> None:
         """Serve up to `most` of a class's decodes, as `seconds` and the tokens allow, in order."""
-        decodes, lane = turn.decodes, turn.lane
-        most = min(most, len(decodes), self._budget)
-        count, past = self._affordable(lane, decodes, seconds, most)
-        chosen = decodes[:count]
-        turn.decodes = decodes[count:]
-        full = [each for each in chosen if each.computed >= each.room] if lane.full else []
-        self.draft.add_decodes(chosen, sorted(full, key=lambda each: each.key))
-        self.rotated.append((lane, chosen))
-        self.shape.add_decodes(count, past)
-        spent = self._cost.decodes(count, past)
+        wanted = turn.decodes[: max(min(most, self._budget), 0)]
+        pasts = np.cumsum(self._rows.computed[wanted])
+        # The marginal time of the first, of the first two and so on.
+        times = self._cost.decodes(1, 0) * np.arange(1, len(wanted) + 1)
+        times += self._cost.past_token * pasts
+        count = int(np.searchsorted(times, seconds, side="right"))
+        if not count:
+            return
+        turn.decodes = turn.decodes[count:]
+        self.draft.add_decodes(wanted[:count])
+        self.shape.add_decodes(count, int(pasts[count - 1]))
+        spent = float(times[count - 1])
         self._budget -= count
         self._used += spent
         turn.seconds += spent
-
-    def _affordable(
-        self, lane: Lane, decodes: list[Sequence], seconds: float, most: int
-    ) -> tuple[int, int]:
-        """How many of the first `most` decodes fit into `seconds`, and the sum of their pasts."""
-        cost = self._cost
-        if most == len(lane.decoding) and cost.decodes(most, lane.past_tokens) <= seconds:
-            return most, lane.past_tokens
-        each, per_past = cost.decodes(1, 0), cost.past_token
-        spent, count, past = 0.0, 0, 0
-        for sequence in decodes[:most]:
-            spent += each + per_past * sequence.computed
-            if spent > seconds:
-                break
-            count += 1
-            past += sequence.computed
-        return count, past
 
     # Prefills
 
@@ -253,8 +233,8 @@ class Planner:
                 self._serve(turn, max(self._limit * MINIMUM_SHARE, self._least_seconds(turn)))
 
     def _least_seconds(self, turn: _Turn) -> float:
-        if turn.decodes:
-            return self._cost.decodes(1, turn.decodes[0].computed)
+        if len(turn.decodes):
+            return self._cost.decodes(1, int(self._rows.computed[turn.decodes[0]]))
         return 0.0 if turn.next is None else self._cost.chunk(1, len(turn.next.tokens))
 
     def _serve_urgent(self) -> None:
@@ -365,7 +345,7 @@ class Planner:
     def _serve(self, turn: _Turn, seconds: float) -> float:
         """Give a class up to `seconds`: its decodes, then its prefills; the seconds it took."""
         before = turn.seconds
-        if turn.decodes:
+        if len(turn.decodes):
             self._decode(turn, seconds, len(turn.decodes))
         while turn.next is not None and self._budget:
             if not self._serve_prefill(turn, seconds - (turn.seconds - before)):
@@ -375,17 +355,20 @@ class Planner:
     def _force(self) -> None:
         """Somebody moves in every step, whatever is predicted: one token for the first who can."""
         self.draft.drop_standing()
-        for ghost in self.draft.ghosts():
-            self._admissions.preempt(ghost, "its batch needs the room")
+        for ghost in [ghost for lane in self._view.lanes for ghost in lane.ghosts]:
+            if ghost.order not in self.draft.victims:
+                self._admissions.preempt(ghost, "its batch needs the room")
         for turn in self._turns:
             turn.prefills = self._prefills(turn.lane)
             turn.advance()
-            turn.decodes = []
-            for sequence in turn.lane.decoding.values():
-                if sequence.order in self.draft.victims or sequence.ghost:
+            turn.decodes = NO_ROWS
+            decoding = self._rows.decoding(turn.lane)
+            for place, row in enumerate(decoding.tolist()):
+                sequence = self._rows.sequences[row]
+                if sequence is None or sequence.ghost or sequence.order in self.draft.victims:
                     continue
                 if sequence.computed < sequence.room or self.draft.force_page_for(sequence):
-                    turn.decodes = [sequence]
+                    turn.decodes = decoding[place : place + 1]
                     self._budget = max(self._budget, 1)
                     self._decode(turn, _INFINITE, 1)
                     return

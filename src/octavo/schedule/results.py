@@ -1,107 +1,148 @@
-"""What a step brought, taken row by row; the plain decode row is the short way."""
+"""What a step brought: plain rows all at once, those to which something happens one by one."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
+from itertools import repeat
+from operator import contains
+
+import numpy as np
+
 from octavo.core.errors import EngineError
-from octavo.core.output import EngineOutput
+from octavo.core.output import EngineOutput, TokenLogprob
 from octavo.core.request import RequestState
 from octavo.schedule.accept import accept_tokens, collect_scores
-from octavo.schedule.lane import Lane
 from octavo.schedule.ledger import Ledger
-from octavo.schedule.plan import RowPlan, RowResult, StepPlan, StepResult
+from octavo.schedule.plan import NO_TOKEN, RowPlan, RowResult, StepPlan, StepResult
+from octavo.schedule.rows import RowNumbers
 from octavo.schedule.sequence import Sequence
 
 _INFINITE = float("inf")
 
+_Single = tuple[RowPlan, RowResult]
+_Logprobs = Ordered[tuple[TokenLogprob, ...] | None]
+
 
 def take_results(
-    ledger: Ledger, plan: StepPlan, sequences: list[Sequence], result: StepResult, now: float
+    ledger: Ledger, plan: StepPlan, result: StepResult, now: float
 ) -> list[EngineOutput]:
-    """Bring requests forward by a step; `sequences` are those of the plan's rows, in order.
+    """Bring requests forward by a step; the news of those that only decode come first.
 
     Raises:
         ValueError: a row of the result is not in the plan; then nothing has changed.
     """
-    rows, results = plan.rows, result.rows
-    # A row belongs to one request in a step, so its number says it all.
-    if [row.row for row in rows] != [news.row for news in results]:
-        rows, sequences = _matched(plan, sequences, results)
-    outputs: list[EngineOutput] = []
-    add = outputs.append
-    lane: Lane | None = None
-    limit = _INFINITE
-    gaps = missed = 0
-    for sequence, row, news in zip(sequences, rows, results, strict=True):
-        # Who ended or lost its row in the meantime has no row any more.
-        if sequence.row != news.row:
-            continue
-        if sequence.lane is not lane:
-            if lane is not None:
-                _count(ledger, lane, gaps, missed)
-            lane, gaps, missed = sequence.lane, 0, 0
-            limit = lane.service.inter_token_seconds or _INFINITE
-        tokens = news.tokens
-        length = row.start + 2
-        if (
-            sequence.is_plain
-            and length < sequence.end_tokens
-            and len(tokens) == 1
-            and tokens[0] not in sequence.stop_ids
-            and news.error is None
-        ):
-            sequence.tokens.append(tokens[0])
-            sequence.computed = computed = length - 1
-            gaps += 1
-            if now - sequence.token_seconds > limit:
-                missed += 1
-            sequence.token_seconds = now
-            if computed >= sequence.room:
-                _fill_page(ledger, sequence)
-            add(EngineOutput(sequence.id, tokens, news.logprobs, None, sequence.cached_tokens or 0))
-            continue
-        ledger.counters.computed_tokens += len(row.tokens)
-        output = _advance(ledger, sequence, row, news, now)
-        if output is not None:
-            add(output)
-    if lane is not None:
-        _count(ledger, lane, gaps, missed)
+    tokens, logprobs, singles = _sorted_out(plan, result)
+    outputs = _take_plain(ledger, plan, tokens, logprobs, singles, now)
+    for row, news in singles:
+        sequence = ledger.rows.sequences[row.row]
+        # Who ended in the meantime has no row any more.
+        if sequence is not None and sequence.id == row.request_id:
+            ledger.counters.computed_tokens += len(row.tokens)
+            output = _advance(ledger, sequence, row, news, plan.number, now)
+            if output is not None:
+                outputs.append(output)
     return outputs
 
 
-def _matched(
-    plan: StepPlan, sequences: list[Sequence], results: tuple[RowResult, ...]
-) -> tuple[tuple[RowPlan, ...], list[Sequence]]:
-    """Rows and sequences of results that are not one for each row of the plan."""
-    known = {
-        (row.row, row.request_id): (row, sequence)
-        for row, sequence in zip(plan.rows, sequences, strict=True)
-    }
-    for news in results:
-        if (news.row, news.request_id) not in known:
+def _sorted_out(plan: StepPlan, result: StepResult) -> tuple[list[int], _Logprobs, list[_Single]]:
+    """Next tokens and log-probabilities of the decoding rows, and all other results.
+
+    `NO_TOKEN` stands for rows that are among the others or have no result.
+    """
+    decodes = plan.decodes
+    if result.decoded and len(result.decoded) != len(decodes):
+        raise ValueError(f"{len(result.decoded)} rows instead of {len(decodes)} have decoded")
+    tokens = list(result.decoded) or [NO_TOKEN] * len(decodes)
+    logprobs = list(result.decoded_logprobs) or [None] * len(decodes)
+    singles: list[_Single] = []
+    planned = {row.row: row for row in plan.chunks}
+    places: dict[int, int] = {}
+    if any(news.row not in planned for news in result.rows):
+        for place, row in enumerate(decodes.row_plans()):
+            planned[row.row] = row
+            places[row.row] = place
+    for news in result.rows:
+        row_plan = planned.get(news.row)
+        if row_plan is None or row_plan.request_id != news.request_id:
             raise ValueError(f"row {news.row} is not part of step {plan.number}")
-    pairs = [known[news.row, news.request_id] for news in results]
-    return tuple(row for row, _ in pairs), [sequence for _, sequence in pairs]
+        if news.row in places and len(news.tokens) == 1 and news.error is None:
+            tokens[places[news.row]] = news.tokens[0]
+            logprobs[places[news.row]] = news.logprobs
+        else:
+            singles.append((row_plan, news))
+    return tokens, logprobs, singles
 
 
-def _count(ledger: Ledger, lane: Lane, decoded: int, missed: int) -> None:
-    ledger.counters.computed_tokens += decoded
-    lane.past_tokens += decoded
-    lane.counters.gaps += decoded
-    lane.counters.gaps_missed += missed
+def _take_plain(
+    ledger: Ledger,
+    plan: StepPlan,
+    tokens: list[int],
+    logprobs: _Logprobs,
+    singles: list[_Single],
+    now: float,
+) -> list[EngineOutput]:
+    """Bring the plain rows forward; those to which more happens go to `singles`."""
+    rows, decodes = ledger.rows, plan.decodes
+    numbers, request_ids = decodes.rows, decodes.request_ids
+    listed: list[int] = numbers.tolist()
+    is_plain = rows.plain[numbers] & (decodes.starts + 2 < rows.end_tokens[numbers])
+    is_plain &= np.array(tokens, dtype=np.int64) != NO_TOKEN
+    if any(map(contains, map(rows.stop_ids.__getitem__, listed), tokens)):
+        is_plain &= [not contains(rows.stop_ids[r], t) for r, t in zip(listed, tokens, strict=True)]
+    if not is_plain.all():
+        others = np.flatnonzero(~is_plain).tolist()
+        others = [place for place in others if tokens[place] != NO_TOKEN]
+        singles += [
+            (row, RowResult(row.row, row.request_id, (tokens[place],), logprobs[place]))
+            for place, row in zip(others, decodes.row_plans(others), strict=True)
+        ]
+        plain = np.flatnonzero(is_plain).tolist()
+        numbers = numbers[plain]
+        request_ids = tuple([request_ids[place] for place in plain])
+        tokens = [tokens[place] for place in plain]
+        logprobs = [logprobs[place] for place in plain]
+        listed = numbers.tolist()
+    _exhaust(map(list.append, map(rows.tokens.__getitem__, listed), tokens))
+    rows.last_token[numbers] = tokens
+    rows.computed[numbers] += 1
+    rows.served_step[numbers] = plan.number
+    _count(ledger, numbers, now)
+    rows.token_seconds[numbers] = now
+    for sequence in rows.full(numbers):
+        _fill_page(ledger, sequence)
+    cached = map(rows.cached_tokens.__getitem__, listed)
+    return list(map(EngineOutput, request_ids, zip(tokens), logprobs, repeat(None), cached))
+
+
+def _exhaust(calls: Iterable[None]) -> None:
+    """Run through an iterator, for what its calls do."""
+    deque(calls, maxlen=0)
+
+
+def _count(ledger: Ledger, numbers: RowNumbers, now: float) -> None:
+    """Gaps that end now, by class."""
+    rows = ledger.rows
+    ledger.counters.computed_tokens += len(numbers)
+    missed = now - rows.token_seconds[numbers] > rows.gap_seconds[numbers]
+    for lane in ledger.lanes:
+        is_own = rows.lane[numbers] == lane.rank
+        lane.counters.gaps += int(np.count_nonzero(is_own))
+        lane.counters.gaps_missed += int(np.count_nonzero(is_own & missed))
 
 
 def _fill_page(ledger: Ledger, sequence: Sequence) -> None:
     ledger.publish(sequence)
-    sequence.lane.full[sequence.order] = sequence
     sequence.lane.queue.charge(sequence.request.tenant, sequence.page_tokens)
 
 
 def _advance(
-    ledger: Ledger, sequence: Sequence, row: RowPlan, news: RowResult, now: float
+    ledger: Ledger, sequence: Sequence, row: RowPlan, news: RowResult, step: int, now: float
 ) -> EngineOutput | None:
-    """Any row but a plain decode one."""
+    """Any row but a plain one."""
     if sequence.ghost:
-        _advance_ghost(ledger, sequence, row, news, now)
+        _advance_ghost(ledger, sequence, row, news, step)
         return None
     if news.error is not None:
         return ledger.failed(sequence, news.error, now)
@@ -109,14 +150,13 @@ def _advance(
         prompt_logprobs = collect_scores(sequence, row, news)
     except EngineError as error:
         return ledger.failed(sequence, str(error), now)
-    was_decoding = sequence.order in sequence.lane.decoding
+    was_decoding = ledger.rows.is_decoding(sequence)
     ledger.counters.chunks += not was_decoding
-    before = sequence.computed
     sequence.computed = row.start + len(row.tokens)
     ledger.publish(sequence)
     tokens, reason = accept_tokens(sequence, news, ledger.limit_tokens)
     _measure(sequence, len(tokens), now)
-    _settle(ledger, sequence, was_decoding, sequence.computed - before)
+    _settle(ledger, sequence, was_decoding, step)
     if reason is not None:
         ledger.end(sequence, RequestState.FINISHED, reason.value, now)
     if not tokens and prompt_logprobs is None and reason is None:
@@ -131,16 +171,14 @@ def _advance(
     )
 
 
-def _settle(ledger: Ledger, sequence: Sequence, was_decoding: bool, computed: int) -> None:
-    lane = sequence.lane
+def _settle(ledger: Ledger, sequence: Sequence, was_decoding: bool, step: int) -> None:
+    ledger.rows.served_step[sequence.row] = step
     if not was_decoding:
-        lane.settle(sequence)
+        sequence.lane.settle(sequence)
+    elif sequence.is_decoding:
+        ledger.rows.last_token[sequence.row] = sequence.tokens[-1]
     else:
-        lane.past_tokens += computed
-        if sequence.is_decoding:
-            lane.settle_page(sequence)
-        else:
-            lane.unsettle(sequence)
+        sequence.lane.unsettle(sequence)
     ledger.come_home(sequence)
 
 
@@ -158,22 +196,18 @@ def _measure(sequence: Sequence, tokens: int, now: float) -> None:
         counters.first_tokens += 1
         target = service.first_token_seconds or _INFINITE
         counters.first_tokens_kept += now - sequence.queued_seconds <= target
-    sequence.token_seconds = now
+    sequence.rows.token_seconds[sequence.row] = now
 
 
 def _advance_ghost(
-    ledger: Ledger, ghost: Sequence, row: RowPlan, news: RowResult, now: float
+    ledger: Ledger, ghost: Sequence, row: RowPlan, news: RowResult, step: int
 ) -> None:
     """A finished member of a static batch computes on until its batch or its memory ends."""
-    if ghost.row < 0:
-        return
     if news.error is not None or len(ghost.tokens) + 1 >= ledger.limit_tokens or not news.tokens:
-        ledger.close_ghost(ghost, now)
+        ledger.close_ghost(ghost)
         return
-    was_decoding = ghost.order in ghost.lane.decoding
-    before = ghost.computed
+    was_decoding = ledger.rows.is_decoding(ghost)
     ghost.tokens.append(news.tokens[0])
     ghost.computed = row.start + len(row.tokens)
     ledger.publish(ghost)
-    ghost.token_seconds = now
-    _settle(ledger, ghost, was_decoding, ghost.computed - before)
+    _settle(ledger, ghost, was_decoding, step)

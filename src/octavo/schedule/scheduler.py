@@ -23,6 +23,7 @@ from octavo.schedule.ledger import Ledger
 from octavo.schedule.plan import StepPlan, StepResult
 from octavo.schedule.planner import Planner, StepLimits, StepView
 from octavo.schedule.results import take_results
+from octavo.schedule.rows import Rows
 from octavo.schedule.sequence import Sequence
 
 
@@ -81,6 +82,7 @@ class Scheduler:
         self._ledger = Ledger(
             lanes=[Lane(each, rank) for rank, each in enumerate(check_classes(classes))],
             cache=PageCache(pages, slab_pages=slab_pages),
+            rows=Rows(max_rows, page_tokens),
             max_rows=max_rows,
             limit_tokens=self._limit_tokens,
             keeps_rows=batching == "static",
@@ -172,6 +174,7 @@ class Scheduler:
             self.page_tokens,
             self._fingerprint,
             lane,
+            self._ledger.rows,
             now_seconds=now,
             limit_tokens=self._limit_tokens,
         )
@@ -208,6 +211,7 @@ class Scheduler:
         ledger, now = self._ledger, self._clock()
         view = StepView(
             lanes=self._lanes,
+            rows=ledger.rows,
             free_rows=tuple(ledger.free_rows),
             closed_rows=tuple(ledger.closed_rows),
             producers=ledger.producers.marks,
@@ -262,14 +266,14 @@ class Scheduler:
             raise ValueError(f"step {result.number} is not in flight")
         plan, planner = flying
         now = self._clock()
-        outputs = take_results(self._ledger, plan, planner.sequences, result, now)
+        outputs = take_results(self._ledger, plan, result, now)
         self._in_flight = None
         self._planned = None
         measured = result.elapsed_seconds
         predicted = plan.predicted_seconds
         scale = measured / predicted if measured > 0 and predicted > 0 else 1.0
         self._ledger.charge(planner, min(max(scale, 0.1), 10.0), now)
-        if len(result.rows) == len(plan.rows):
+        if len(result.rows) + len(result.decoded) == plan.row_count:
             self.cost.observe(planner.shape, measured)
         return outputs
 

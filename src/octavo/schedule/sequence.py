@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING
 
 from octavo.core.ids import RequestId
@@ -11,10 +12,13 @@ from octavo.memory.keys import extend_keys, root_key
 
 if TYPE_CHECKING:
     from octavo.schedule.lane import Lane
+    from octavo.schedule.rows import Rows
 
 NO_ROW = -1
 DEADLINE_STEP_SECONDS = 0.1
 """Requests whose deadlines fall into one such step are ordered by what remains to be computed."""
+MOST_PREEMPTIONS = 3
+"""A request that was preempted this often is no victim any more, if there is any other way."""
 
 Key = tuple[int, int, int, int]
 """Place of a request in its class: served tokens of its tenant, deadline, remaining, arrival."""
@@ -26,11 +30,11 @@ class Sequence:
     `lane` is the class that it is scheduled in, which is not its `home` while it computes a prefix
     for a stricter one. `key` is its place among those who run, fixed at each admission. A `ghost`
     has ended and keeps its row until its static batch ends. `end_tokens` is the length at which its
-    answer is complete, `room` the tokens that its table can hold. `is_plain` says that it decodes
-    and makes news.
+    answer is complete, `room` the tokens that its table can hold.
 
     `order` is its place by arrival, which it keeps for life. `computed` tokens are in the KV cache,
-    in the pages of `table`; the rest is pending. `keys` are those of the full pages of `tokens`, of
+    in the pages of `table`; the rest is pending. While it has a row, what steps change of it is
+    kept in `rows`. `keys` are those of the full pages of `tokens`, of
     which the first `published_pages` of the table carry theirs. `scored` counts the prompt
     positions whose log-probability is known or needs none (the first); `prompt_logprobs` collects
     them until they are sent and is None otherwise. State changes in `Scheduler` only.
@@ -38,14 +42,12 @@ class Sequence:
 
     __slots__ = (
         "cached_tokens",
-        "computed",
         "deadline_seconds",
         "end_tokens",
         "first_token_sent",
         "ghost",
         "home",
         "id",
-        "is_plain",
         "key",
         "keys",
         "lane",
@@ -59,15 +61,14 @@ class Sequence:
         "published_pages",
         "queued_seconds",
         "request",
-        "room",
         "root",
         "row",
+        "rows",
         "scored",
         "started_step",
         "state",
-        "stop_ids",
         "table",
-        "token_seconds",
+        "token_seconds_before",
         "tokens",
     )
 
@@ -78,38 +79,36 @@ class Sequence:
         page_tokens: int,
         fingerprint: bytes,
         lane: Lane,
+        rows: Rows,
         *,
         now_seconds: float,
         limit_tokens: int,
     ):
         self.request = request
         self.id: RequestId = request.id
-        self.stop_ids = request.stop_ids
-        self.is_plain = False
         self.lane = self.home = lane
+        self.rows = rows
+        self.row = NO_ROW
         # A clock of another machine must not make a request older or younger than it can be.
         arrival = request.arrival_seconds
         arrival = min(arrival, now_seconds) if arrival > 0 else now_seconds
-        self.queued_seconds = self.token_seconds = arrival
+        self.queued_seconds = self.token_seconds_before = arrival
         self.deadline_seconds = arrival + (lane.service.first_token_seconds or 0.0)
         self.key: Key = (0, 0, 0, order)
         self.preemptions = 0
         self.started_step = 0
         self.first_token_sent = False
         self.ghost = False
-        self.room = 0
         self.end_tokens = min(len(request.prompt) + request.max_new_tokens, limit_tokens)
         self.order = order
         self.page_tokens = page_tokens
         self.state = RequestState.WAITING
         self.tokens = list(request.prompt)
         self.prompt_tokens = len(request.prompt)
-        self.computed = 0
         self.table: list[int] = []
         self.published_pages = 0
         self.marked_pages = 0
         self.parked_on: bytes | None = None
-        self.row = NO_ROW
         self.cached_tokens: int | None = None
         wants_scores = request.params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_scores else None
@@ -117,6 +116,24 @@ class Sequence:
         self.root = root_key(fingerprint, request.cache_salt)
         self.keys: list[bytes] = []
         self.extend_keys()
+
+    @property
+    def computed(self) -> int:
+        return self.rows.computed.item(self.row) if self.row >= 0 else 0
+
+    @computed.setter
+    def computed(self, tokens: int) -> None:
+        self.rows.computed[self.row] = tokens
+
+    @property
+    def room(self) -> int:
+        return self.rows.room.item(self.row) if self.row >= 0 else 0
+
+    @property
+    def token_seconds(self) -> float:
+        """When its latest token came; its arrival before the first one."""
+        row = self.row
+        return self.rows.token_seconds.item(row) if row >= 0 else self.token_seconds_before
 
     @property
     def deadline_step(self) -> int:
@@ -145,6 +162,11 @@ class Sequence:
     @property
     def was_preempted(self) -> bool:
         return self.state is RequestState.PREEMPTED
+
+    @property
+    def is_exposed(self) -> bool:
+        """It may be preempted."""
+        return not self.ghost and self.preemptions < MOST_PREEMPTIONS
 
     @property
     def is_scoring(self) -> bool:
@@ -185,8 +207,11 @@ class Sequence:
     def leave(self) -> list[int]:
         """Forget row and pages; returns the page table to be released."""
         table, self.table = self.table, []
-        self.room = 0
-        self.row = NO_ROW
-        self.computed = 0
         self.published_pages = 0
+        self.rows.vacate(self)
         return table
+
+    def add_pages(self, pages: Ordered[int]) -> None:
+        """Append pages to the table."""
+        self.table += pages
+        self.rows.room[self.row] = len(self.table) * self.page_tokens

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
+import numpy as np
+
 from octavo.memory.cache import PageCache
 from octavo.memory.draft import PageDraft
-from octavo.schedule.lane import Lane
-from octavo.schedule.plan import Admission, Preemption, RowPlan
+from octavo.schedule.lane import Lane, sequence_key
+from octavo.schedule.plan import Admission, DecodeRows, Preemption, RowPlan
+from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
 
-MOST_PREEMPTIONS = 3
-"""A request that was preempted this often is no victim any more, if there is any other way."""
 SHORTEST_RUN_STEPS = 4
 """A request that just began to run is no victim of one of its own class,"""
 MARGIN_STEPS = 10
@@ -42,21 +43,22 @@ class Chunk:
 class StepDraft:
     """Pages, rows and victims of one step; nothing it reads is changed."""
 
-    def __init__(self, lanes: Ordered[Lane], cache: PageCache, number: int):
+    def __init__(self, lanes: Ordered[Lane], cache: PageCache, rows: Rows, number: int):
         self.pages = PageDraft(cache)
-        self.decodes: list[Sequence] = []
         self.chunks: dict[int, Chunk] = {}
         self.victims: dict[int, tuple[Sequence, str]] = {}
         self.is_short_of_pages = False
         self._lanes = lanes
+        self._rows = rows
         self._number = number
         self._total_pages = cache.pool.pages
-        self._grown: dict[int, list[int]] = {}
+        self._decodes: list[RowNumbers] = []
+        self._grown: dict[int, int] = {}
         self._standing: set[int] = set()
 
     @property
     def has_rows(self) -> bool:
-        return bool(self.chunks) or len(self.decodes) > len(self._standing)
+        return bool(self.chunks) or sum(map(len, self._decodes)) > len(self._standing)
 
     def kv_limit(self, lane: Lane) -> float:
         return lane.service.kv_share * self._total_pages
@@ -64,15 +66,15 @@ class StepDraft:
     def is_over(self, lane: Lane) -> bool:
         return lane.pages > self.kv_limit(lane)
 
-    def add_decodes(self, sequences: Ordered[Sequence], full: Ordered[Sequence]) -> None:
-        """Add decoding rows; `full` are those that need a page first, in the order they get it."""
-        self.decodes += sequences
-        for sequence in full:
+    def add_decodes(self, chosen: RowNumbers) -> None:
+        """Add decoding rows; those that need a page first get it in the order of their keys."""
+        self._decodes.append(chosen)
+        for sequence in sorted(self._rows.full(chosen), key=sequence_key):
             if sequence.order not in self.victims:
                 if self._has_page_for(sequence):
-                    self._grown[sequence.order] = [self.pages.take()]
+                    self._grown[sequence.row] = self.pages.take()
                 else:
-                    self._standing.add(sequence.order)
+                    self._standing.add(sequence.row)
 
     def add_chunk(self, sequence: Sequence, count: int) -> Chunk | None:
         """Give a running sequence up to `count` tokens, as many as pages can be had for."""
@@ -107,36 +109,36 @@ class StepDraft:
     def preempt(self, victim: Sequence, reason: str) -> None:
         """Take a running sequence's row and pages away, those of this step too."""
         self.victims[victim.order] = (victim, reason)
-        self.pages.give_back(self._grown.pop(victim.order, []))
+        if victim.row in self._grown:
+            self.pages.give_back([self._grown.pop(victim.row)])
         chunk = self.chunks.pop(victim.order, None)
         if chunk is not None:
             self.pages.give_back(chunk.taken)
         self.pages.release(victim.table)
 
-    def candidates(self, lanes: Ordered[Lane]) -> Iterator[Sequence]:
-        """Running sequences of the given classes that may still be preempted, worst first."""
-        for lane in lanes:
-            # Ghosts compute nothing that anybody waits for.
-            for wanted in (True, False):
-                for victim in lane.victims():
-                    if victim.ghost is wanted and victim.order not in self.victims:
-                        yield victim
+    def candidates(self, lanes: Ordered[Lane], *, spared: bool = False) -> Iterator[Sequence]:
+        """Running sequences of the given classes that may still be preempted, worst first.
 
-    def ghosts(self) -> list[Sequence]:
-        """Ghosts that still have their rows."""
-        every = self.candidates(self._lanes)
-        return [sequence for sequence in every if sequence.ghost]
+        Ghosts come first in a class, as they compute nothing that anybody waits for. `spared`: also
+        those who were preempted often enough.
+        """
+        for lane in lanes:
+            others = [each for each in lane.running if not each.ghost] if spared else lane.exposed
+            for part in (lane.ghosts, others):
+                for victim in reversed(part):
+                    if victim.order not in self.victims:
+                        yield victim
 
     def drop_standing(self) -> None:
         """Forget decodes that got no page: nobody moves, so another choice is to be made."""
-        self.decodes.clear()
+        self._decodes.clear()
         self._standing.clear()
 
     def force_page_for(self, sequence: Sequence) -> bool:
         """See that there is a free page, by preempting whoever is last; False if there is none."""
         if self.pages.available:
             return True
-        for victim in self.candidates(self._lanes[::-1]):
+        for victim in self.candidates(self._lanes[::-1], spared=True):
             if victim is not sequence:
                 self.preempt(victim, "nobody could move otherwise")
                 self.is_short_of_pages = True
@@ -160,20 +162,25 @@ class StepDraft:
         lane = sequence.lane
         over = [each for each in self._lanes[::-1] if self.is_over(each) and each.running]
         lanes = over or [each for each in self._lanes[::-1] if each.rank >= lane.rank]
-        head = sequence is lane.running[0]
-        last_resort = None
-        for victim in self.candidates(lanes):
+        for victim in self._behind(sequence, lanes):
+            if victim.ghost or self._has_lost(victim, sequence):
+                return victim
+        if sequence is not lane.running[0]:
+            return None
+        return next(self._behind(sequence, lanes, spared=True), None)
+
+    def _behind(
+        self, sequence: Sequence, lanes: Ordered[Lane], *, spared: bool = False
+    ) -> Iterator[Sequence]:
+        """Those of `lanes` that a sequence may take pages from, but for their own protection."""
+        lane = sequence.lane
+        for victim in self.candidates(lanes, spared=spared):
             if victim.lane is lane:
                 if victim.key <= sequence.key:
-                    break
+                    return
             elif victim.lane.rank < lane.rank and self.is_over(lane):
                 continue
-            if victim.ghost or (
-                victim.preemptions < MOST_PREEMPTIONS and self._has_lost(victim, sequence)
-            ):
-                return victim
-            last_resort = last_resort or victim
-        return last_resort if head else None
+            yield victim
 
     def _has_lost(self, victim: Sequence, sequence: Sequence) -> bool:
         """Hysteresis inside a class: the victim ran for a while, or its deadline is far behind."""
@@ -185,30 +192,28 @@ class StepDraft:
 
     # The finished step
 
-    def row_plans(self) -> tuple[list[RowPlan], list[Sequence], list[tuple[Sequence, RowPlan]]]:
-        """All rows, whose they are, and those that may get pages."""
-        out = self._standing | self.victims.keys()
-        rows: list[RowPlan] = []
-        sequences = self.decodes
+    def decode_rows(self) -> DecodeRows:
+        """Everybody who decodes."""
+        chosen = self._decodes
+        numbers = chosen[0] if len(chosen) == 1 else np.concatenate(chosen or [NO_ROWS])
+        out = self._standing.union(victim.row for victim, _ in self.victims.values())
         if out:
-            sequences = [each for each in sequences if each.order not in out]
-        grown: list[tuple[Sequence, RowPlan]] = []
-        add = rows.append
-        none: tuple[int, ...] = ()
-        for sequence in sequences:
-            start, held = sequence.computed, len(sequence.table)
-            last = (sequence.tokens[-1],)
-            if start < sequence.room:
-                add(RowPlan(sequence.row, sequence.id, start, last, held, none, True))
-            else:
-                taken = tuple(self._grown[sequence.order])
-                add(RowPlan(sequence.row, sequence.id, start, last, held, taken, True))
-                grown.append((sequence, rows[-1]))
-        sequences = [*sequences, *(chunk.sequence for chunk in self.chunks.values())]
-        for chunk in self.chunks.values():
-            add(_chunk_row(chunk))
-            grown.append((chunk.sequence, rows[-1]))
-        return rows, sequences, grown
+            numbers = numbers[~np.isin(numbers, list(out))]
+        rows, grown = self._rows, self._grown
+        listed = numbers.tolist()
+        new_pages = [(place, grown[row]) for place, row in enumerate(listed) if row in grown]
+        return DecodeRows(
+            rows=numbers,
+            request_ids=tuple([rows.request_ids[row] for row in listed]),
+            starts=rows.computed[numbers],
+            tokens=rows.last_token[numbers],
+            table_starts=rows.room[numbers] // rows.page_tokens,
+            new_pages=tuple(new_pages),
+        )
+
+    def chunk_rows(self) -> tuple[RowPlan, ...]:
+        """Everybody else."""
+        return tuple([_chunk_row(chunk) for chunk in self.chunks.values()])
 
     def admissions(self) -> tuple[Admission, ...]:
         return tuple(

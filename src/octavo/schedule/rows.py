@@ -1,0 +1,98 @@
+"""Progress of everyone who runs, in columns over the executor's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.ids import RequestId
+
+if TYPE_CHECKING:
+    from octavo.schedule.lane import Lane
+    from octavo.schedule.sequence import Sequence
+
+RowNumbers = NDArray[np.int64]
+
+NO_LANE = -1
+NO_ROWS: RowNumbers = np.empty(0, dtype=np.int64)
+
+
+class Rows:
+    """What a step changes of each running request, one place a row.
+
+    Most rows of most steps decode one token, and nothing else happens to them. Such *plain* rows
+    are brought forward together, by numpy; a `Sequence` reads its progress here. A row that nobody
+    has is not plain, and its other values mean nothing.
+
+    `lane` is the rank of the class that a decoding row is scheduled in, `NO_LANE` for all others.
+    `computed`, `room` and `end_tokens` count tokens: in the KV cache, that fit the page table, of
+    the complete answer. `last_token` is the one that a decoding row computes next, `served_step`
+    the step and `token_seconds` the time of its latest token, `gap_seconds` its target.
+    """
+
+    def __init__(self, max_rows: int, page_tokens: int):
+        self.page_tokens = page_tokens
+        self.sequences: list[Sequence | None] = [None] * max_rows
+        self.request_ids: list[RequestId] = [RequestId("")] * max_rows
+        self.tokens: list[list[int]] = [[]] * max_rows
+        self.stop_ids: list[AbstractSet[int]] = [frozenset()] * max_rows
+        self.cached_tokens = [0] * max_rows
+        self.lane = np.full(max_rows, NO_LANE, dtype=np.int64)
+        self.plain = np.zeros(max_rows, dtype=np.bool_)
+        self.computed = np.zeros(max_rows, dtype=np.int64)
+        self.room = np.zeros(max_rows, dtype=np.int64)
+        self.end_tokens = np.zeros(max_rows, dtype=np.int64)
+        self.last_token = np.zeros(max_rows, dtype=np.int64)
+        self.served_step = np.zeros(max_rows, dtype=np.int64)
+        self.token_seconds = np.zeros(max_rows, dtype=np.float64)
+        self.gap_seconds = np.zeros(max_rows, dtype=np.float64)
+
+    def seat(self, sequence: Sequence, row: int) -> None:
+        """A request gets a row; nothing of it is computed yet."""
+        self.sequences[row] = sequence
+        self.request_ids[row] = sequence.id
+        self.tokens[row] = sequence.tokens
+        self.stop_ids[row] = sequence.request.stop_ids
+        self.cached_tokens[row] = sequence.cached_tokens or 0
+        self.computed[row] = self.room[row] = 0
+        self.end_tokens[row] = sequence.end_tokens
+        self.token_seconds[row] = sequence.token_seconds
+        sequence.row = row
+
+    def vacate(self, sequence: Sequence) -> None:
+        """A request leaves its row."""
+        row = sequence.row
+        sequence.token_seconds_before = self.token_seconds.item(row)
+        self.sequences[row] = None
+        self.unset_decoding(row)
+        sequence.row = -1
+
+    def set_decoding(self, sequence: Sequence, lane: Lane) -> None:
+        """A row has nothing but its last token to compute from now on."""
+        row = sequence.row
+        self.lane[row] = lane.rank
+        self.plain[row] = not sequence.ghost
+        self.last_token[row] = sequence.tokens[-1]
+        self.gap_seconds[row] = lane.service.inter_token_seconds or np.inf
+
+    def unset_decoding(self, row: int) -> None:
+        self.lane[row] = NO_LANE
+        self.plain[row] = False
+
+    def is_decoding(self, sequence: Sequence) -> bool:
+        return sequence.row >= 0 and self.lane.item(sequence.row) != NO_LANE
+
+    def decoding(self, lane: Lane) -> RowNumbers:
+        """Decoding rows of a class, longest unserved first."""
+        if not lane.running:
+            return NO_ROWS
+        rows = np.flatnonzero(self.lane == lane.rank)
+        return rows[np.argsort(self.served_step[rows], kind="stable")]
+
+    def full(self, rows: RowNumbers) -> list[Sequence]:
+        """Those of decoding `rows` that need a page before their next token."""
+        full = rows[self.computed[rows] >= self.room[rows]]
+        return [sequence for row in full.tolist() if (sequence := self.sequences[row]) is not None]
