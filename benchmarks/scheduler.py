@@ -4,7 +4,8 @@ python benchmarks/scheduler.py [--rows 1000] [--waiting 100 1000 10000 100000] [
 
 Batch requests fill all rows and the queue. Every second step 2 % of the rows in realtime requests
 arrive and take their rows by preemption; each ends five steps later, and batch requests come back
-in the step between. On average 1 % of the rows finish, arrive and are preempted in each step. The
+in the step between. On average 1 % of the rows finish, arrive and are preempted in each step. Pages
+have the size that Octavo chooses by itself, prompts all lengths from 16 to 47 tokens. The
 model is a stand-in that answers at once. What was made before is frozen out of the collector's
 sight (gc.freeze), as in a server that has warmed up; the collector stays on.
 """
@@ -26,13 +27,14 @@ from octavo.core.ids import RequestId
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
 from octavo.core.service_classes import ServiceClass
+from octavo.core.settings import AUTO_PAGE_TOKENS
 from octavo.plan.statistics import percentile
 from octavo.schedule.cost import CostProfile
 from octavo.schedule.plan import RowResult, StepPlan, StepResult
 from octavo.schedule.scheduler import Scheduler
 
-PAGE_TOKENS = 16
-PROMPT_TOKENS = 32
+SHORTEST_PROMPT_TOKENS = 16
+LONGEST_PROMPT_TOKENS = 47
 REALTIME_TOKENS = 5
 CLASSES = (
     ServiceClass("realtime", first_token_seconds=0.5, inter_token_seconds=0.05, weight=3),
@@ -84,10 +86,10 @@ class Load:
         self._requests = 0
         self._now = 0.0
         self._rows = rows
-        pages_per_row = -(-(PROMPT_TOKENS + steps) // PAGE_TOKENS) + 4
+        pages_per_row = -(-(LONGEST_PROMPT_TOKENS + steps) // AUTO_PAGE_TOKENS) + 4
         self.scheduler = Scheduler(
             pages=2 * rows * pages_per_row,
-            page_tokens=PAGE_TOKENS,
+            page_tokens=AUTO_PAGE_TOKENS,
             token_budget=4 * rows,
             max_rows=rows,
             max_context=1 << 20,
@@ -108,9 +110,11 @@ class Load:
 
     def _add(self, service_class: str, new_tokens: int) -> None:
         self._requests += 1
+        lengths = LONGEST_PROMPT_TOKENS - SHORTEST_PROMPT_TOKENS + 1
+        prompt_tokens = SHORTEST_PROMPT_TOKENS + self._requests % lengths
         request = Request(
             id=RequestId(str(self._requests)),
-            prompt=(self._requests,) * PROMPT_TOKENS,
+            prompt=(self._requests,) * prompt_tokens,
             params=SamplingParams(max_tokens=new_tokens),
             seed=0,
             max_new_tokens=new_tokens,

@@ -143,10 +143,10 @@ class PageCacheMachine(RuleBasedStateMachine):
             wanted.extend(-1, letter)
         shared = draft.look_up(wanted.keys)
         draft.share(shared)
-        taken = [draft.take() for _ in range(draft.available)]
+        taken = draft.take(draft.available)
         assert len(set(taken)) == len(taken)
         draft.give_back(taken)
-        assert [draft.take() for _ in range(draft.available)] == taken
+        assert draft.take(draft.available) == taken
         draft.give_back(taken[1:])
         taken = taken[:1]
         assert not set(taken) & set(shared)
@@ -156,7 +156,7 @@ class PageCacheMachine(RuleBasedStateMachine):
             self.last_use[page] = self.clock
         self.cache.share(shared)
         for page in taken:
-            self.cache.take(page)
+            self.cache.take([page])
         table = Table()
         for page, letter in zip(shared, letters, strict=False):
             table.extend(page, letter)

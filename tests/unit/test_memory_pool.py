@@ -63,10 +63,10 @@ class TestPool:
         pool = PagePool(8, slab_pages=4)
         pages = [pool.allocate()[0] for _ in range(6)]
         assert pages == [0, 1, 2, 3, 4, 5]
-        pool.release(0, keep=False)  # slab 0 has one free page, slab 1 two
+        pool.release(0)  # slab 0 has one free page, slab 1 two
         assert pool.allocate() == (0, False)
         for page in (0, 1, 2):
-            pool.release(page, keep=False)
+            pool.release(page)
         assert {pool.allocate()[0], pool.allocate()[0]} == {6, 7}
 
     def test_a_full_pool_says_so(self) -> None:
@@ -80,20 +80,20 @@ class TestPool:
         pool = PagePool(2)
         page, _ = pool.allocate()
         with pytest.raises(ValueError, match="held"):
-            pool.take(page)
-        pool.release(page, keep=False)
+            pool.take([page])
+        pool.release(page)
         with pytest.raises(ValueError, match="not held"):
-            pool.release(page, keep=False)
+            pool.release(page)
         with pytest.raises(ValueError, match="free"):
-            pool.share(page)
+            pool.share([page])
         with pytest.raises(ValueError, match="not cached"):
             pool.discard(page)
 
     def test_a_hit_leaves_the_middle_of_the_cached_list(self) -> None:
         pool = PagePool(4)
         for page in [pool.allocate()[0] for _ in range(4)]:
-            pool.release(page, keep=True)
-        pool.share(1)
+            pool.keep([page])
+        pool.share([1])
         assert list(pool.cached_pages()) == [0, 2, 3]
         assert (pool.state[1], pool.refs[1], pool.cached_count) == (HELD, 1, 3)
 
@@ -185,8 +185,8 @@ def damage_children(cache: PageCache) -> None:
 
 def damage_order(cache: PageCache) -> None:
     child, parent = list(cache.pool.cached_pages())
-    cache.pool.share(child)
-    cache.pool.release(child, keep=True)
+    cache.pool.share([child])
+    cache.pool.keep([child])
     assert list(cache.pool.cached_pages()) == [parent, child]
 
 
@@ -227,7 +227,7 @@ class TestDraft:
         draft = PageDraft(cache)
         draft.share(draft.look_up(chain(1)))
         assert draft.available == 3
-        assert [draft.take() for _ in range(3)] == [2, 3, 1]
+        assert draft.take(3) == [2, 3, 1]
         assert draft.available == 0
         assert cache.audit([]) == []
         assert cache.pool.held_count == 0
@@ -237,18 +237,18 @@ class TestDraft:
         cached_chain(cache, chain(1, 2))
         draft = PageDraft(cache)
         assert len(draft.look_up(chain(1, 2))) == 2
-        draft.take()
+        draft.take(1)
         assert len(draft.look_up(chain(1, 2))) == 1
 
     def test_given_back_pages_are_taken_again_in_the_same_order(self) -> None:
         cache = PageCache(5)
         cached_chain(cache, chain(1, 2, 3))
         draft = PageDraft(cache)
-        taken = [draft.take() for _ in range(4)]
+        taken = draft.take(4)
         draft.give_back([taken[1]])
         draft.give_back([taken[3], taken[0]])
         assert draft.available == 4
-        assert [draft.take() for _ in range(3)] == [taken[0], taken[1], taken[3]]
+        assert draft.take(3) == [taken[0], taken[1], taken[3]]
 
     def test_released_pages_come_last_and_shared_ones_stay(self) -> None:
         cache = PageCache(3)
@@ -257,7 +257,7 @@ class TestDraft:
         draft = PageDraft(cache)
         draft.release(table)
         assert draft.available == 2
-        assert [draft.take(), draft.take()] == [2, table[1]]
+        assert draft.take(2) == [2, table[1]]
 
 
 class TestWaste:

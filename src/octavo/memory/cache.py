@@ -38,9 +38,9 @@ class PageCache:
             self._evict(page)
         return page
 
-    def take(self, page: int) -> None:
-        """Hold this very page, which must be free or cached; its old content is forgotten."""
-        if self.pool.take(page):
+    def take(self, pages: Sequence[int]) -> None:
+        """Hold these very pages, free or cached ones; their old content is forgotten."""
+        for page in self.pool.take(pages):
             self._evict(page)
 
     def drop(self, page: int) -> None:
@@ -51,14 +51,17 @@ class PageCache:
 
     def share(self, pages: Sequence[int]) -> None:
         """Add a holder to every one of `pages`, which `look_up` returned."""
-        for page in pages:
-            self.pool.share(page)
+        self.pool.share(pages)
 
     def release(self, table: Sequence[int]) -> None:
         """A holder gives up its whole page table; published pages stay findable."""
+        refs, index, kept = self.pool.refs, self.index, []
         for page in reversed(table):
-            last = self.pool.refs[page] == 1
-            self.pool.release(page, keep=last and self.index.give_up(page))
+            if refs[page] == 1 and index.give_up(page):
+                kept.append(page)
+            else:
+                self.pool.release(page)
+        self.pool.keep(kept)
 
     def publish(self, page: int, key: bytes, parent_key: bytes | None) -> bool:
         """Make a held, fully computed page findable; True if it is the page that is found.

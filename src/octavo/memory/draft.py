@@ -18,6 +18,7 @@ class PageDraft:
     def __init__(self, cache: PageCache):
         self._cache = cache
         self._order = cache.pool.candidates()
+        self._pool_refs = cache.pool.refs
         self._refs: dict[int, int] = {}
         self._taken: dict[int, int] = {}
         self._ranks = 0
@@ -26,15 +27,18 @@ class PageDraft:
         self._released_next = 0
         self.available = cache.pool.free_count + cache.pool.cached_count
 
-    def take(self) -> int:
-        """The next page: free, else cached, else one released in this draft.
+    def take(self, count: int) -> list[int]:
+        """The next pages: free, else cached, else released in this draft.
 
         Check `available` first; raises IndexError when nothing is left.
         """
-        rank, page = self._next()
-        self._taken[page] = rank
-        self.available -= 1
-        return page
+        pages = []
+        for _ in range(count):
+            rank, page = self._next()
+            self._taken[page] = rank
+            pages.append(page)
+        self.available -= count
+        return pages
 
     def give_back(self, pages: Sequence[int]) -> None:
         """Undo takes; the pages go first next time, in the order in which they came."""
@@ -53,12 +57,14 @@ class PageDraft:
 
     def release(self, table: Sequence[int]) -> None:
         """A table is given up, as `PageCache.release` does."""
+        refs = self._refs
+        freed = []
         for page in reversed(table):
-            refs = self._refs_of(page) - 1
-            self._refs[page] = refs
-            if refs == 0:
-                self._released.append(page)
-                self.available += 1
+            refs[page] = left = refs.get(page, self._pool_refs[page]) - 1
+            if left == 0:
+                freed.append(page)
+        self._released += freed
+        self.available += len(freed)
 
     def look_up(self, keys: Sequence[bytes]) -> list[int]:
         """As `PageCache.look_up`, up to the first page that this draft has taken.
@@ -67,6 +73,8 @@ class PageDraft:
         inherits the key, and the page is free.
         """
         pages = self._cache.look_up(keys)
+        if not self._taken and not self._refs:
+            return pages
         for place, page in enumerate(pages):
             if page in self._taken or (
                 self._refs.get(page) == 0 and self._cache.index.has_twin(page)
@@ -76,17 +84,18 @@ class PageDraft:
 
     def unheld(self, pages: Sequence[int]) -> int:
         """How many of `pages` would stop being available if they were shared."""
-        return sum(1 for page in pages if self._refs_of(page) == 0)
+        refs, pool_refs = self._refs, self._pool_refs
+        return sum([refs.get(page, pool_refs[page]) == 0 for page in pages])
 
     def share(self, pages: Sequence[int]) -> None:
         """Add a holder to each of `pages`, which `look_up` returned."""
         self.available -= self.unheld(pages)
+        refs, pool_refs = self._refs, self._pool_refs
         for page in pages:
-            self._refs[page] = self._refs_of(page) + 1
+            refs[page] = refs.get(page, pool_refs[page]) + 1
 
     def _refs_of(self, page: int) -> int:
-        refs = self._refs.get(page)
-        return self._cache.pool.refs[page] if refs is None else refs
+        return self._refs.get(page, self._pool_refs[page])
 
     def _next(self) -> tuple[int, int]:
         while self._returned:

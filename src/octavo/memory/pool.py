@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from octavo.core.errors import CapacityError, SettingsError
 
@@ -107,47 +108,67 @@ class PagePool:
             CapacityError: every page is held.
         """
         for page in self.candidates():
-            return page, self.take(page)
+            return page, bool(self.take((page,)))
         raise CapacityError(f"all {self.pages} pages are held", field="pages")
 
-    def take(self, page: int) -> bool:
-        """Hold this very page, which must not be held; True if it was cached (an eviction)."""
-        state = self.state[page]
-        if state == HELD:
-            raise ValueError(f"page {page} is held and cannot be taken")
-        if state == CACHED:
+    def take(self, pages: Sequence[int]) -> list[int]:
+        """Hold these very pages, none of which may be held; those that were cached (evictions)."""
+        state, refs = self.state, self.refs
+        evicted: list[int] = []
+        free: Counter[int] = Counter()
+        for page in pages:
+            before = state[page]
+            if before == HELD:
+                raise ValueError(f"page {page} is held and cannot be taken")
             self._unlink(page)
-            self.cached_count -= 1
-        else:
-            self._remove_free(page)
-        self.state[page] = HELD
-        self.refs[page] = 1
-        return state == CACHED
+            if before == CACHED:
+                evicted.append(page)
+            else:
+                free[page // self.slab_pages] += 1
+            state[page] = HELD
+            refs[page] = 1
+        self.cached_count -= len(evicted)
+        self.free_count -= len(pages) - len(evicted)
+        for slab, count in free.items():
+            self._move_slab(slab, -count)
+        return evicted
 
-    def share(self, page: int) -> None:
-        """Add a holder to a held or cached page."""
-        state = self.state[page]
-        if state == FREE:
-            raise ValueError(f"page {page} is free and cannot be shared")
-        if state == CACHED:
-            self._unlink(page)
-            self.cached_count -= 1
-            self.state[page] = HELD
-        self.refs[page] += 1
+    def share(self, pages: Sequence[int]) -> None:
+        """Add a holder to held or cached pages."""
+        state, refs = self.state, self.refs
+        for page in pages:
+            before = state[page]
+            if before == CACHED:
+                self._unlink(page)
+                self.cached_count -= 1
+                state[page] = HELD
+            elif before == FREE:
+                raise ValueError(f"page {page} is free and cannot be shared")
+            refs[page] += 1
 
-    def release(self, page: int, *, keep: bool) -> None:
-        """Remove a holder; after the last one the page is cached (`keep`) or free."""
+    def release(self, page: int) -> None:
+        """Remove a holder; after the last one the page is free."""
         if self.refs[page] < 1:
             raise ValueError(f"page {page} is not held and cannot be released")
         self.refs[page] -= 1
-        if self.refs[page]:
-            return
-        if keep:
-            self.state[page] = CACHED
-            self._link(page, self.prev[self.cached_anchor])
-            self.cached_count += 1
-        else:
+        if not self.refs[page]:
             self._insert_free(page, self.slab_anchor(page // self.slab_pages))
+
+    def keep(self, pages: Sequence[int]) -> None:
+        """Remove the last holder of each page; they are cached, the first least recently used."""
+        refs, state, before, following = self.refs, self.state, self.prev, self.next
+        last = before[self.cached_anchor]
+        for page in pages:
+            if refs[page] != 1:
+                raise ValueError(f"page {page} has {refs[page]} holders and cannot be kept")
+            refs[page] = 0
+            state[page] = CACHED
+            following[last] = page
+            before[page] = last
+            last = page
+        following[last] = self.cached_anchor
+        before[self.cached_anchor] = last
+        self.cached_count += len(pages)
 
     def discard(self, page: int) -> None:
         """Make a cached page free."""
@@ -181,11 +202,6 @@ class PagePool:
         self._link(page, after)
         self.free_count += 1
         self._move_slab(page // self.slab_pages, 1)
-
-    def _remove_free(self, page: int) -> None:
-        self._unlink(page)
-        self.free_count -= 1
-        self._move_slab(page // self.slab_pages, -1)
 
     def _move_slab(self, slab: int, change: int) -> None:
         before, following = self.slab_prev[slab], self.slab_next[slab]

@@ -39,11 +39,12 @@ class PrefixIndex:
     def look_up(self, keys: Sequence[bytes]) -> list[int]:
         """Pages of the longest run of published keys from the first one on."""
         found = []
+        ids, pages = self.ids, self.page
         for key in keys:
-            page = self.find(key)
-            if page == NONE:
+            identity = ids.get(key)
+            if identity is None:
                 break
-            found.append(page)
+            found.append(pages[identity])
         return found
 
     def is_indexed(self, page: int) -> bool:
@@ -102,13 +103,13 @@ class PrefixIndex:
         identity = self.hash_id[page]
         if identity == NONE:
             return False
-        twins = self.twins.get(identity, [])
-        if self.page[identity] != page:
-            twins.remove(page)
-        elif twins:
+        twins = self.twins.get(identity)
+        if twins is None:
+            return True
+        if self.page[identity] == page:
             self.page[identity] = twins.pop(0)
         else:
-            return True
+            twins.remove(page)
         self.hash_id[page] = NONE
         if not twins:
             del self.twins[identity]

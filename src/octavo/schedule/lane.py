@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
+from collections.abc import Iterator
 
 from octavo.core.service_classes import ServiceClass
 from octavo.schedule.counters import ClassCounters
 from octavo.schedule.queue import LaneQueue
-from octavo.schedule.sequence import Sequence
+from octavo.schedule.sequence import Key, Sequence
 
 
-def sequence_key(sequence: Sequence) -> tuple[int, int, int, int]:
-    return sequence.key
+class ByKey:
+    """Sequences in the order of their keys; adding and removing are binary searches."""
+
+    __slots__ = ("_keys", "_sequences")
+
+    def __init__(self) -> None:
+        self._keys: list[Key] = []
+        self._sequences: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._sequences)
+
+    def __getitem__(self, place: int) -> Sequence:
+        return self._sequences[place]
+
+    def add(self, sequence: Sequence) -> None:
+        place = bisect_left(self._keys, sequence.key)
+        self._keys.insert(place, sequence.key)
+        self._sequences.insert(place, sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out a sequence that is there."""
+        place = bisect_left(self._keys, sequence.key)
+        del self._keys[place], self._sequences[place]
 
 
 class Lane:
@@ -27,10 +56,10 @@ class Lane:
         self.service = service
         self.rank = rank
         self.queue = LaneQueue()
-        self.running: list[Sequence] = []
-        self.prefilling: list[Sequence] = []
-        self.exposed: list[Sequence] = []
-        self.ghosts: list[Sequence] = []
+        self.running = ByKey()
+        self.prefilling = ByKey()
+        self.exposed = ByKey()
+        self.ghosts = ByKey()
         self.pages = 0
         self.waiting = 0
         self.waiting_tokens = 0
@@ -44,47 +73,47 @@ class Lane:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or len(self.queue))
+        return len(self.running) > 0 or len(self.queue) > 0
 
     def start(self, sequence: Sequence) -> None:
         """A sequence begins to run, in prefill."""
-        insort(self.running, sequence, key=sequence_key)
-        insort(self.prefilling, sequence, key=sequence_key)
+        self.running.add(sequence)
+        self.prefilling.add(sequence)
         if sequence.is_exposed:
-            insort(self.exposed, sequence, key=sequence_key)
+            self.exposed.add(sequence)
 
     def make_ghost(self, sequence: Sequence) -> None:
         """A running sequence has ended and stays on its row."""
         self._unlist(sequence)
         sequence.ghost = True
-        insort(self.ghosts, sequence, key=sequence_key)
+        self.ghosts.add(sequence)
         sequence.rows.plain[sequence.row] = False
 
     def stop(self, sequence: Sequence) -> None:
         """A running sequence leaves."""
-        _remove(self.running, sequence)
+        self.running.remove(sequence)
         self._unlist(sequence)
         if sequence.rows.is_decoding(sequence):
             sequence.rows.unset_decoding(sequence.row)
         else:
-            _remove(self.prefilling, sequence)
+            self.prefilling.remove(sequence)
 
     def settle(self, sequence: Sequence) -> None:
         """Put a running sequence where its progress belongs; it has just been in prefill."""
         if sequence.is_decoding:
-            _remove(self.prefilling, sequence)
+            self.prefilling.remove(sequence)
             sequence.rows.set_decoding(sequence, self)
 
     def unsettle(self, sequence: Sequence) -> None:
         """A decoding sequence has more than its last token to compute."""
         sequence.rows.unset_decoding(sequence.row)
-        insort(self.prefilling, sequence, key=sequence_key)
+        self.prefilling.add(sequence)
 
     def _unlist(self, sequence: Sequence) -> None:
         if sequence.ghost:
-            _remove(self.ghosts, sequence)
+            self.ghosts.remove(sequence)
         elif sequence.is_exposed:
-            _remove(self.exposed, sequence)
+            self.exposed.remove(sequence)
 
     def drained(self, tokens: int, now_seconds: float) -> None:
         """A request of so many tokens left the queue; measures how fast that goes under load."""
@@ -108,7 +137,3 @@ class Lane:
         start = max(self._promised_seconds, now_seconds + wait_seconds)
         self._promised_seconds = start + own_seconds
         return self._promised_seconds - now_seconds
-
-
-def _remove(ordered: list[Sequence], sequence: Sequence) -> None:
-    del ordered[bisect_left(ordered, sequence.key, key=sequence_key)]

@@ -11,7 +11,7 @@ from octavo.memory.cache import PageCache
 from octavo.schedule.counters import SchedulerCounters
 from octavo.schedule.events import Decision
 from octavo.schedule.lane import Lane
-from octavo.schedule.plan import Admission, DecodeRows, Preemption, PrefixWait, RowPlan, StepPlan
+from octavo.schedule.plan import Admission, Preemption, PrefixWait, RowPlan, StepPlan
 from octavo.schedule.planner import Planner
 from octavo.schedule.producers import PrefixProducers
 from octavo.schedule.rows import Rows
@@ -85,9 +85,7 @@ class Ledger:
             joined += self._admit(admission, rows[admission.request.id], plan.number, now)
         for wait in plan.waits:
             self._park(wait, now)
-        for row in plan.chunks:
-            self._take_pages(self.sequences[row.request_id], row)
-        self._grow_decodes(plan.decodes)
+        self._take_pages(plan)
         for lane in planner.lent_pages:
             lane.counters.lent += 1
         self.counters.evicted_pages = self.cache.evicted_pages
@@ -168,21 +166,22 @@ class Ledger:
     def _reused_pages(self, admission: Admission) -> int:
         return admission.cached_tokens // self.sequences[admission.request.id].page_tokens
 
-    def _take_pages(self, sequence: Sequence, row: RowPlan) -> None:
-        # Reused pages of an admission are in the table already.
-        pages = row.new_pages[len(sequence.table) - row.table_start :]
-        for page in pages:
-            self.cache.take(page)
-        sequence.add_pages(pages)
-        sequence.home.pages += len(pages)
-
-    def _grow_decodes(self, decodes: DecodeRows) -> None:
+    def _take_pages(self, plan: StepPlan) -> None:
+        decodes = plan.decodes
+        grown: list[tuple[Sequence, tuple[int, ...]]] = []
         for place, page in decodes.new_pages:
-            sequence = self.rows.sequences[decodes.rows[place]]
-            assert sequence is not None
-            self.cache.take(page)
-            sequence.add_pages((page,))
-            sequence.home.pages += 1
+            # Not by its id: a ghost has none any more.
+            owner = self.rows.sequences[decodes.rows.item(place)]
+            assert owner is not None
+            grown.append((owner, (page,)))
+        for row in plan.chunks:
+            sequence = self.sequences[row.request_id]
+            # Reused pages of an admission are in the table already.
+            grown.append((sequence, row.new_pages[len(sequence.table) - row.table_start :]))
+        self.cache.take([page for _, pages in grown for page in pages])
+        for sequence, pages in grown:
+            sequence.add_pages(pages)
+            sequence.home.pages += len(pages)
 
     def _park(self, wait: PrefixWait, now: float) -> None:
         producer = self.producers.marks.get(wait.key)
@@ -217,7 +216,8 @@ class Ledger:
         sequence.extend_keys()
         for page in range(first, full):
             self.cache.publish(sequence.table[page], sequence.keys[page], sequence.parent_key(page))
-        self._wake(sequence, first, full)
+        if first < sequence.marked_pages:
+            self._wake(sequence, first, full)
         sequence.published_pages = full
 
     def end(self, sequence: Sequence, state: RequestState, reason: str, now: float) -> None:
@@ -346,7 +346,8 @@ class Ledger:
         if sorted(parts) != sorted(each.order for each in lane.running):
             findings.append(f"class {name} has lost track of who decodes")
         exposed = [each for each in lane.running if each.is_exposed]
-        if exposed != lane.exposed or lane.ghosts != [each for each in lane.running if each.ghost]:
+        ghosts = [each for each in lane.running if each.ghost]
+        if exposed != list(lane.exposed) or ghosts != list(lane.ghosts):
             findings.append(f"class {name} has lost track of who may be preempted")
         if any(each.room != len(each.table) * each.page_tokens for each in lane.running):
             findings.append(f"class {name} is wrong about who needs a page")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from itertools import repeat
-from operator import contains
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from octavo.core.errors import EngineError
 from octavo.core.output import EngineOutput, TokenLogprob
 from octavo.core.request import RequestState
 from octavo.schedule.accept import accept_tokens, collect_scores
+from octavo.schedule.lane import Lane
 from octavo.schedule.ledger import Ledger
 from octavo.schedule.plan import NO_TOKEN, RowPlan, RowResult, StepPlan, StepResult
 from octavo.schedule.rows import RowNumbers
@@ -88,9 +88,10 @@ def _take_plain(
     numbers, request_ids = decodes.rows, decodes.request_ids
     listed: list[int] = numbers.tolist()
     is_plain = rows.plain[numbers] & (decodes.starts + 2 < rows.end_tokens[numbers])
-    is_plain &= np.array(tokens, dtype=np.int64) != NO_TOKEN
-    if any(map(contains, map(rows.stop_ids.__getitem__, listed), tokens)):
-        is_plain &= [not contains(rows.stop_ids[r], t) for r, t in zip(listed, tokens, strict=True)]
+    latest = np.array(tokens, dtype=np.int64)
+    is_plain &= latest != NO_TOKEN
+    if not rows.stop_counts.keys().isdisjoint(tokens):
+        is_plain &= [t not in rows.stop_ids[r] for r, t in zip(listed, tokens, strict=True)]
     if not is_plain.all():
         others = np.flatnonzero(~is_plain).tolist()
         others = [place for place in others if tokens[place] != NO_TOKEN]
@@ -99,19 +100,18 @@ def _take_plain(
             for place, row in zip(others, decodes.row_plans(others), strict=True)
         ]
         plain = np.flatnonzero(is_plain).tolist()
-        numbers = numbers[plain]
+        numbers, latest = numbers[plain], latest[plain]
         request_ids = tuple([request_ids[place] for place in plain])
         tokens = [tokens[place] for place in plain]
         logprobs = [logprobs[place] for place in plain]
         listed = numbers.tolist()
     _exhaust(map(list.append, map(rows.tokens.__getitem__, listed), tokens))
-    rows.last_token[numbers] = tokens
+    rows.last_token[numbers] = latest
     rows.computed[numbers] += 1
     rows.served_step[numbers] = plan.number
     _count(ledger, numbers, now)
     rows.token_seconds[numbers] = now
-    for sequence in rows.full(numbers):
-        _fill_page(ledger, sequence)
+    _fill_pages(ledger, rows.full(numbers))
     cached = map(rows.cached_tokens.__getitem__, listed)
     return list(map(EngineOutput, request_ids, zip(tokens), logprobs, repeat(None), cached))
 
@@ -132,9 +132,13 @@ def _count(ledger: Ledger, numbers: RowNumbers, now: float) -> None:
         lane.counters.gaps_missed += int(np.count_nonzero(is_own & missed))
 
 
-def _fill_page(ledger: Ledger, sequence: Sequence) -> None:
-    ledger.publish(sequence)
-    sequence.lane.queue.charge(sequence.request.tenant, sequence.page_tokens)
+def _fill_pages(ledger: Ledger, full: list[Sequence]) -> None:
+    charges: Counter[tuple[Lane, str]] = Counter()
+    for sequence in full:
+        ledger.publish(sequence)
+        charges[sequence.lane, sequence.request.tenant] += sequence.page_tokens
+    for (lane, tenant), tokens in charges.items():
+        lane.queue.charge(tenant, tokens)
 
 
 def _advance(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ class Rows:
         self.request_ids: list[RequestId] = [RequestId("")] * max_rows
         self.tokens: list[list[int]] = [[]] * max_rows
         self.stop_ids: list[AbstractSet[int]] = [frozenset()] * max_rows
+        self.stop_counts: Counter[int] = Counter()
         self.cached_tokens = [0] * max_rows
         self.lane = np.full(max_rows, NO_LANE, dtype=np.int64)
         self.plain = np.zeros(max_rows, dtype=np.bool_)
@@ -56,6 +58,8 @@ class Rows:
         self.request_ids[row] = sequence.id
         self.tokens[row] = sequence.tokens
         self.stop_ids[row] = sequence.request.stop_ids
+        for token in sequence.request.stop_ids:
+            self.stop_counts[token] += 1
         self.cached_tokens[row] = sequence.cached_tokens or 0
         self.computed[row] = self.room[row] = 0
         self.end_tokens[row] = sequence.end_tokens
@@ -67,6 +71,10 @@ class Rows:
         row = sequence.row
         sequence.token_seconds_before = self.token_seconds.item(row)
         self.sequences[row] = None
+        for token in sequence.request.stop_ids:
+            self.stop_counts[token] -= 1
+            if not self.stop_counts[token]:
+                del self.stop_counts[token]
         self.unset_decoding(row)
         sequence.row = -1
 

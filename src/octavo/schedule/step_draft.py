@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
 from octavo.memory.cache import PageCache
 from octavo.memory.draft import PageDraft
-from octavo.schedule.lane import Lane, sequence_key
+from octavo.schedule.lane import Lane
 from octavo.schedule.plan import Admission, DecodeRows, Preemption, RowPlan
 from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
@@ -69,10 +70,10 @@ class StepDraft:
     def add_decodes(self, chosen: RowNumbers) -> None:
         """Add decoding rows; those that need a page first get it in the order of their keys."""
         self._decodes.append(chosen)
-        for sequence in sorted(self._rows.full(chosen), key=sequence_key):
+        for sequence in sorted(self._rows.full(chosen), key=attrgetter("key")):
             if sequence.order not in self.victims:
-                if self._has_page_for(sequence):
-                    self._grown[sequence.row] = self.pages.take()
+                if self.pages.available or self._has_page_for(sequence):
+                    self._grown[sequence.row] = self.pages.take(1)[0]
                 else:
                     self._standing.add(sequence.row)
 
@@ -102,7 +103,7 @@ class StepDraft:
         end = chunk.start + chunk.count
         added = min(count, tables * page_tokens - end + self.pages.available * page_tokens)
         missing = chunk.sequence.pages_for(end + added) - tables
-        chunk.taken += [self.pages.take() for _ in range(missing)]
+        chunk.taken += self.pages.take(missing)
         chunk.count += added
         return added
 
@@ -123,8 +124,7 @@ class StepDraft:
         those who were preempted often enough.
         """
         for lane in lanes:
-            others = [each for each in lane.running if not each.ghost] if spared else lane.exposed
-            for part in (lane.ghosts, others):
+            for part in (lane.ghosts, lane.running if spared else lane.exposed):
                 for victim in reversed(part):
                     if victim.order not in self.victims:
                         yield victim
@@ -196,19 +196,21 @@ class StepDraft:
         """Everybody who decodes."""
         chosen = self._decodes
         numbers = chosen[0] if len(chosen) == 1 else np.concatenate(chosen or [NO_ROWS])
-        out = self._standing.union(victim.row for victim, _ in self.victims.values())
+        rows = self._rows
+        out = [*self._standing, *(victim.row for victim, _ in self.victims.values())]
         if out:
-            numbers = numbers[~np.isin(numbers, list(out))]
-        rows, grown = self._rows, self._grown
-        listed = numbers.tolist()
-        new_pages = [(place, grown[row]) for place, row in enumerate(listed) if row in grown]
+            is_out = np.zeros(len(rows.sequences), dtype=np.bool_)
+            is_out[out] = True
+            numbers = numbers[~is_out[numbers]]
+        places = np.zeros(len(rows.sequences), dtype=np.int64)
+        places[numbers] = np.arange(len(numbers))
         return DecodeRows(
             rows=numbers,
-            request_ids=tuple([rows.request_ids[row] for row in listed]),
+            request_ids=tuple(map(rows.request_ids.__getitem__, numbers.tolist())),
             starts=rows.computed[numbers],
             tokens=rows.last_token[numbers],
             table_starts=rows.room[numbers] // rows.page_tokens,
-            new_pages=tuple(new_pages),
+            new_pages=tuple([(places.item(row), page) for row, page in self._grown.items()]),
         )
 
     def chunk_rows(self) -> tuple[RowPlan, ...]:
