@@ -87,14 +87,14 @@ class Lane:
         self._unlist(sequence)
         sequence.ghost = True
         self.ghosts.add(sequence)
-        sequence.rows.plain[sequence.row] = False
+        sequence.rows.unset_plain(sequence)
 
     def stop(self, sequence: Sequence) -> None:
         """A running sequence leaves."""
         self.running.remove(sequence)
         self._unlist(sequence)
         if sequence.rows.is_decoding(sequence):
-            sequence.rows.unset_decoding(sequence.row)
+            sequence.rows.unset_decoding(sequence)
         else:
             self.prefilling.remove(sequence)
 
@@ -106,7 +106,7 @@ class Lane:
 
     def unsettle(self, sequence: Sequence) -> None:
         """A decoding sequence has more than its last token to compute."""
-        sequence.rows.unset_decoding(sequence.row)
+        sequence.rows.unset_decoding(sequence)
         self.prefilling.add(sequence)
 
     def _unlist(self, sequence: Sequence) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import Counter
 from collections.abc import Sequence as Ordered
-from itertools import repeat
+from itertools import compress, repeat
+from operator import contains
 
 import numpy as np
 
@@ -86,39 +86,29 @@ def _take_plain(
     """Bring the plain rows forward; those to which more happens go to `singles`."""
     rows, decodes = ledger.rows, plan.decodes
     numbers, request_ids = decodes.rows, decodes.request_ids
-    listed: list[int] = numbers.tolist()
     is_plain = rows.plain[numbers] & (decodes.starts + 2 < rows.end_tokens[numbers])
     latest = np.array(tokens, dtype=np.int64)
     is_plain &= latest != NO_TOKEN
     if not rows.stop_counts.keys().isdisjoint(tokens):
-        is_plain &= [t not in rows.stop_ids[r] for r, t in zip(listed, tokens, strict=True)]
+        ends = map(contains, map(rows.stop_ids.__getitem__, numbers.tolist()), tokens)
+        is_plain &= ~np.fromiter(ends, dtype=np.bool_, count=len(tokens))
     if not is_plain.all():
-        others = np.flatnonzero(~is_plain).tolist()
-        others = [place for place in others if tokens[place] != NO_TOKEN]
+        others = np.flatnonzero(~is_plain & (latest != NO_TOKEN)).tolist()
         singles += [
             (row, RowResult(row.row, row.request_id, (tokens[place],), logprobs[place]))
             for place, row in zip(others, decodes.row_plans(others), strict=True)
         ]
-        plain = np.flatnonzero(is_plain).tolist()
-        numbers, latest = numbers[plain], latest[plain]
-        request_ids = tuple([request_ids[place] for place in plain])
-        tokens = [tokens[place] for place in plain]
-        logprobs = [logprobs[place] for place in plain]
-        listed = numbers.tolist()
-    _exhaust(map(list.append, map(rows.tokens.__getitem__, listed), tokens))
-    rows.last_token[numbers] = latest
-    rows.computed[numbers] += 1
-    rows.served_step[numbers] = plan.number
+        numbers, latest = numbers[is_plain], latest[is_plain]
+        chosen = is_plain.tolist()
+        request_ids = tuple(compress(request_ids, chosen))
+        logprobs = list(compress(logprobs, chosen))
+    rows.add_tokens(numbers, latest, plan.number)
     _count(ledger, numbers, now)
     rows.token_seconds[numbers] = now
     _fill_pages(ledger, rows.full(numbers))
-    cached = map(rows.cached_tokens.__getitem__, listed)
-    return list(map(EngineOutput, request_ids, zip(tokens), logprobs, repeat(None), cached))
-
-
-def _exhaust(calls: Iterable[None]) -> None:
-    """Run through an iterator, for what its calls do."""
-    deque(calls, maxlen=0)
+    spans = zip(latest.tolist(), strict=True)
+    cached = map(rows.cached_tokens.__getitem__, numbers.tolist())
+    return list(map(EngineOutput, request_ids, spans, logprobs, repeat(None), cached))
 
 
 def _count(ledger: Ledger, numbers: RowNumbers, now: float) -> None:
@@ -155,6 +145,7 @@ def _advance(
     except EngineError as error:
         return ledger.failed(sequence, str(error), now)
     was_decoding = ledger.rows.is_decoding(sequence)
+    ledger.rows.unset_plain(sequence)
     ledger.counters.chunks += not was_decoding
     sequence.computed = row.start + len(row.tokens)
     ledger.publish(sequence)
@@ -180,7 +171,7 @@ def _settle(ledger: Ledger, sequence: Sequence, was_decoding: bool, step: int) -
     if not was_decoding:
         sequence.lane.settle(sequence)
     elif sequence.is_decoding:
-        ledger.rows.last_token[sequence.row] = sequence.tokens[-1]
+        ledger.rows.set_decoding(sequence, sequence.lane)
     else:
         sequence.lane.unsettle(sequence)
     ledger.come_home(sequence)

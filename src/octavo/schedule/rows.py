@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RowNumbers = NDArray[np.int64]
 
 NO_LANE = -1
+NO_ROW = -1
 NO_ROWS: RowNumbers = np.empty(0, dtype=np.int64)
 
 
@@ -32,13 +33,14 @@ class Rows:
     `computed`, `room` and `end_tokens` count tokens: in the KV cache, that fit the page table, of
     the complete answer. `last_token` is the one that a decoding row computes next, `served_step`
     the step and `token_seconds` the time of its latest token, `gap_seconds` its target.
+    `new_tokens` are those of plain steps that its sequence has not fetched yet, which it does at
+    the end of each page at the latest; the one at position p is in column p modulo page size.
     """
 
     def __init__(self, max_rows: int, page_tokens: int):
         self.page_tokens = page_tokens
         self.sequences: list[Sequence | None] = [None] * max_rows
         self.request_ids: list[RequestId] = [RequestId("")] * max_rows
-        self.tokens: list[list[int]] = [[]] * max_rows
         self.stop_ids: list[AbstractSet[int]] = [frozenset()] * max_rows
         self.stop_counts: Counter[int] = Counter()
         self.cached_tokens = [0] * max_rows
@@ -48,6 +50,7 @@ class Rows:
         self.room = np.zeros(max_rows, dtype=np.int64)
         self.end_tokens = np.zeros(max_rows, dtype=np.int64)
         self.last_token = np.zeros(max_rows, dtype=np.int64)
+        self.new_tokens = np.zeros((max_rows, page_tokens), dtype=np.int64)
         self.served_step = np.zeros(max_rows, dtype=np.int64)
         self.token_seconds = np.zeros(max_rows, dtype=np.float64)
         self.gap_seconds = np.zeros(max_rows, dtype=np.float64)
@@ -56,7 +59,6 @@ class Rows:
         """A request gets a row; nothing of it is computed yet."""
         self.sequences[row] = sequence
         self.request_ids[row] = sequence.id
-        self.tokens[row] = sequence.tokens
         self.stop_ids[row] = sequence.request.stop_ids
         for token in sequence.request.stop_ids:
             self.stop_counts[token] += 1
@@ -69,26 +71,48 @@ class Rows:
     def vacate(self, sequence: Sequence) -> None:
         """A request leaves its row."""
         row = sequence.row
+        self.unset_decoding(sequence)
         sequence.token_seconds_before = self.token_seconds.item(row)
         self.sequences[row] = None
         for token in sequence.request.stop_ids:
             self.stop_counts[token] -= 1
             if not self.stop_counts[token]:
                 del self.stop_counts[token]
-        self.unset_decoding(row)
-        sequence.row = -1
+        sequence.row = NO_ROW
 
     def set_decoding(self, sequence: Sequence, lane: Lane) -> None:
         """A row has nothing but its last token to compute from now on."""
         row = sequence.row
         self.lane[row] = lane.rank
-        self.plain[row] = not sequence.ghost
         self.last_token[row] = sequence.tokens[-1]
+        self.plain[row] = not sequence.ghost
         self.gap_seconds[row] = lane.service.inter_token_seconds or np.inf
 
-    def unset_decoding(self, row: int) -> None:
-        self.lane[row] = NO_LANE
-        self.plain[row] = False
+    def unset_decoding(self, sequence: Sequence) -> None:
+        self.unset_plain(sequence)
+        self.lane[sequence.row] = NO_LANE
+
+    def unset_plain(self, sequence: Sequence) -> None:
+        """What happens to a row from now on is no plain step."""
+        self.fetch_tokens(sequence)
+        self.plain[sequence.row] = False
+
+    def add_tokens(self, rows: RowNumbers, tokens: RowNumbers, step: int) -> None:
+        """A step computed the last token of plain rows, and brought each the next one."""
+        self.computed[rows] += 1
+        self.last_token[rows] = tokens
+        self.new_tokens[rows, self.computed[rows] % self.page_tokens] = tokens
+        self.served_step[rows] = step
+
+    def fetch_tokens(self, sequence: Sequence) -> list[int]:
+        """All tokens of a running sequence, those of plain steps too."""
+        tokens, row = sequence.known_tokens, sequence.row
+        if self.plain.item(row):
+            new = range(len(tokens), self.computed.item(row) + 1)
+            if new:
+                line = self.new_tokens[row].tolist()
+                tokens += [line[position % self.page_tokens] for position in new]
+        return tokens
 
     def is_decoding(self, sequence: Sequence) -> bool:
         return sequence.row >= 0 and self.lane.item(sequence.row) != NO_LANE

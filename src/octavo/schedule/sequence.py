@@ -9,12 +9,12 @@ from octavo.core.ids import RequestId
 from octavo.core.output import TokenLogprob
 from octavo.core.request import Request, RequestState
 from octavo.memory.keys import extend_keys, root_key
+from octavo.schedule.rows import NO_ROW
 
 if TYPE_CHECKING:
     from octavo.schedule.lane import Lane
     from octavo.schedule.rows import Rows
 
-NO_ROW = -1
 DEADLINE_STEP_SECONDS = 0.1
 """Requests whose deadlines fall into one such step are ordered by what remains to be computed."""
 MOST_PREEMPTIONS = 3
@@ -50,6 +50,7 @@ class Sequence:
         "id",
         "key",
         "keys",
+        "known_tokens",
         "lane",
         "marked_pages",
         "order",
@@ -69,7 +70,6 @@ class Sequence:
         "state",
         "table",
         "token_seconds_before",
-        "tokens",
     )
 
     def __init__(
@@ -103,7 +103,7 @@ class Sequence:
         self.order = order
         self.page_tokens = page_tokens
         self.state = RequestState.WAITING
-        self.tokens = list(request.prompt)
+        self.known_tokens = list(request.prompt)
         self.prompt_tokens = len(request.prompt)
         self.table: list[int] = []
         self.published_pages = 0
@@ -116,6 +116,11 @@ class Sequence:
         self.root = root_key(fingerprint, request.cache_salt)
         self.keys: list[bytes] = []
         self.extend_keys()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and answer so far."""
+        return self.rows.fetch_tokens(self) if self.row >= 0 else self.known_tokens
 
     @property
     def computed(self) -> int:
