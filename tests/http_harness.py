@@ -27,6 +27,7 @@ from octavo.access.http.listen import bind, url_of
 from octavo.access.http.server import HttpServer
 from octavo.access.http.service import Service
 from octavo.cli.serving import open_text
+from octavo.core.service_classes import BUILT_IN
 from octavo.engine.client import AsyncEngineClient
 from octavo.observe.prometheus import ServingMetrics
 from remote_harness import serving_loop
@@ -214,7 +215,8 @@ def app_on_fake(
 ) -> Iterator[Server]:
     """The application in a thread, on an engine loop in another, with the text side of a file."""
     tokenizer, template = open_text(model_file)
-    metrics = ServingMetrics("fake")
+    classes = (service_options or {}).get("classes", BUILT_IN)
+    metrics = ServingMetrics("fake", classes=classes)
     with serving_loop(model, **loop_options) as loop, bind("127.0.0.1", 0) as listener:
         started = threading.Event()
         ended = asyncio.Event()

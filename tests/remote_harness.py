@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from octavo.core.gguf import GgufFile
 from octavo.core.ids import RequestId
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
+from octavo.core.service_classes import UNIFORM, ServiceClass
 from octavo.core.settings import Settings
 from octavo.core.settings_load import load_settings
 from octavo.engine.client import AsyncEngineClient
@@ -108,6 +109,7 @@ def serving_loop(
     context_tokens: int = 1024,
     outbox_limits: OutboxLimits | None = None,
     clock: Clock = monotonic,
+    classes: Sequence[ServiceClass] = UNIFORM,
 ) -> Iterator[Loop]:
     """Serve until the block is left; then the loop is drained, and must end."""
     page_tokens, budget = 16, 256
@@ -121,6 +123,7 @@ def serving_loop(
         max_rows=max_rows,
         max_context=context_tokens,
         emit=first_rows,
+        classes=classes,
     )
     executor = ModelExecutor(
         model,

@@ -11,10 +11,14 @@ from benchmarks.serving.connection import Clock, ExchangeError, Target, WholeBod
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request has no whole answer; `kind` is one or two words to count by."""
+    """Why a request has no whole answer; `kind` is one or two words to count by.
+
+    `retry_after_seconds` is when the server said that it should be sent again.
+    """
 
     kind: str
     message: str
+    retry_after_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class StreamReader:
         self.failure: Failure | None = None
         self.finished = False
         self._status = 0
+        self._retry_after_seconds: float | None = None
         self._splitter = EventSplitter()
         self._refusal: list[bytes] = []
         self._text_seconds: list[float] = []
@@ -110,8 +115,9 @@ class StreamReader:
         self._usage: _Usage | None = None
         self._finish_reason: str | None = None
 
-    def on_status(self, status: int) -> None:
+    def on_status(self, status: int, retry_after_seconds: float | None) -> None:
         self._status = status
+        self._retry_after_seconds = retry_after_seconds
 
     def on_body(self, seconds: float, data: bytes) -> None:
         if self._status != 200:
@@ -126,7 +132,8 @@ class StreamReader:
     def answer(self, end_seconds: float, failure: Failure | None) -> Answer:
         """The answer, once nothing more comes."""
         if self._status not in (0, 200):
-            failure = refusal(self._status, b"".join(self._refusal))
+            body = b"".join(self._refusal)
+            failure = refusal(self._status, body, self._retry_after_seconds)
         failure = self.failure or failure
         if failure is None and not self.finished and self._finish_reason is None:
             failure = Failure("cut off", "the stream ended without [DONE] or finish_reason")
@@ -189,14 +196,15 @@ async def ask(
     return _whole_answer(reader, end_seconds, failure)
 
 
-def refusal(status: int, body: bytes) -> Failure:
+def refusal(status: int, body: bytes, retry_after_seconds: float | None = None) -> Failure:
     """An answer that is no success, with the message it brought."""
     try:
         chunk = _decoder.decode(body)
         message = message_of(chunk.error) if chunk.error is not None else ""
     except msgspec.DecodeError:
         message = ""
-    return Failure(f"HTTP {status}", message or body[:200].decode("utf-8", "replace"))
+    text = message or body[:200].decode("utf-8", "replace")
+    return Failure(f"HTTP {status}", text, retry_after_seconds)
 
 
 def message_of(error: Any) -> str:
@@ -210,7 +218,7 @@ def _whole_answer(whole: WholeBody, end_seconds: float, failure: Failure | None)
     if failure is not None:
         return Answer((), end_seconds, failure=failure)
     if whole.status != 200:
-        return Answer((), end_seconds, failure=refusal(whole.status, whole.body))
+        return Answer((), end_seconds, failure=_refusal_of(whole))
     try:
         chunk = _decoder.decode(whole.body)
     except msgspec.DecodeError as error:
@@ -223,6 +231,10 @@ def _whole_answer(whole: WholeBody, end_seconds: float, failure: Failure | None)
         finish_reason=choices[0].finish_reason if choices else None,
         **_counts(chunk.usage),
     )
+
+
+def _refusal_of(whole: WholeBody) -> Failure:
+    return refusal(whole.status, whole.body, whole.retry_after_seconds)
 
 
 def _counts(usage: _Usage | None) -> dict[str, Any]:

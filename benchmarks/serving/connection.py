@@ -29,7 +29,7 @@ class ExchangeError(Exception):
 class Receiver(Protocol):
     """Takes an answer as it comes; neither method may raise."""
 
-    def on_status(self, status: int) -> None: ...
+    def on_status(self, status: int, retry_after_seconds: float | None) -> None: ...
 
     def on_body(self, seconds: float, data: bytes) -> None: ...
 
@@ -83,14 +83,16 @@ class WholeBody:
 
     def __init__(self) -> None:
         self.status = 0
+        self.retry_after_seconds: float | None = None
         self._parts: list[bytes] = []
 
     @property
     def body(self) -> bytes:
         return b"".join(self._parts)
 
-    def on_status(self, status: int) -> None:
+    def on_status(self, status: int, retry_after_seconds: float | None) -> None:
         self.status = status
+        self.retry_after_seconds = retry_after_seconds
 
     def on_body(self, seconds: float, data: bytes) -> None:
         self._parts.append(data)
@@ -166,6 +168,7 @@ class _Connection(asyncio.Protocol):
         self._read_seconds = 0.0
         self._ends_with_connection = True
         self._began = False
+        self._retry_after_seconds: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
@@ -187,10 +190,12 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._ends_with_connection = False
+        elif name.lower() == b"retry-after" and value.isdigit():
+            self._retry_after_seconds = float(value)
 
     def on_headers_complete(self) -> None:
         self._began = True
-        self._receiver.on_status(self._parser.get_status_code())
+        self._receiver.on_status(self._parser.get_status_code(), self._retry_after_seconds)
 
     def on_body(self, data: bytes) -> None:
         self._receiver.on_body(self._read_seconds, data)

@@ -65,12 +65,18 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request to send. `due_seconds` counts from the start; 0 throughout in a closed loop."""
+    """One request to send. `due_seconds` counts from the start; 0 throughout in a closed loop.
+
+    Jobs of one `prefix` begin with the same `prefix_tokens` tokens.
+    """
 
     number: int
     prompt_tokens: int
     output_tokens: int
     due_seconds: float
+    service_class: str | None = None
+    prefix: int = 0
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,23 @@ class Load:
             yield due_seconds
             if self.rate is not None:
                 due_seconds += chance.expovariate(self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """An open loop of jobs at given times."""
+
+    planned: tuple[Job, ...]
+    seed: int = 0
+    at_once: int | None = None
+
+    def jobs(self) -> list[Job]:
+        """The jobs, first come first."""
+        return sorted(self.planned, key=lambda job: job.due_seconds)
+
+    @property
+    def requests(self) -> int:
+        return len(self.planned)
 
 
 LOADS = {

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from benchmarks.serving.answers import Answer, ask
 from benchmarks.serving.connection import Clock, ExchangeError, Target, ask_json
-from benchmarks.serving.load import Job, Load
+from benchmarks.serving.load import Job, Load, Timetable
 from benchmarks.serving.pace import Record, drive, unless
 from benchmarks.serving.prompts import Prompt, PromptError, PromptMaker, find_tokenize
 from benchmarks.serving.report import Summary, summarise
 
 _WARM_UP_NUMBER = 1_000_000_000
+_PREFIX_NUMBER = 2_000_000_000
 ROUTES = {"completions": "completions", "chat": "chat/completions"}
 
 
@@ -58,9 +59,17 @@ class Measurement:
     records: tuple[Record, ...]
 
 
-def body_of(options: Options, model: str, prompt: Prompt, output_tokens: int) -> dict[str, object]:
+def body_of(
+    options: Options,
+    model: str,
+    prompt: Prompt,
+    output_tokens: int,
+    service_class: str | None = None,
+) -> dict[str, object]:
     """The body of one request."""
     body: dict[str, object] = {"model": model, "max_tokens": output_tokens}
+    if service_class is not None:
+        body["service_class"] = service_class
     if options.route == "chat":
         body["messages"] = [{"role": "user", "content": prompt}]
     else:
@@ -75,7 +84,7 @@ def body_of(options: Options, model: str, prompt: Prompt, output_tokens: int) ->
 
 async def measure(
     target: Target,
-    load: Load,
+    load: Load | Timetable,
     options: Options,
     *,
     stop: asyncio.Event,
@@ -88,7 +97,7 @@ async def measure(
     Raises:
         MeasurementError: no server, no model, no prompts of that length, or the warm-up failed.
     """
-    prepared = await unless(stop, _prepare(target, load, options, clock))
+    prepared = await unless(stop, prepare(target, load, options, clock))
     if prepared is None:
         raise InterruptedEarly("interrupted before the load began")
     records: list[Record] = []
@@ -98,7 +107,7 @@ async def measure(
         on_record(record)
 
     async def send(job: Job) -> Answer:
-        return await prepared.send(prepared.prompts[job.number], job.output_tokens)
+        return await prepared.send(job, prepared.prompts[job.number])
 
     cpu_seconds = cpu_clock()
     seconds = await drive(
@@ -115,22 +124,31 @@ async def measure(
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class Prepared:
     """All that costs time before the load, done."""
 
     model: str
     as_ids: bool
     jobs: list[Job]
-    prompts: list[Prompt]
-    send: Callable[[Prompt, int], Awaitable[Answer]]
+    prompts: dict[int, Prompt]
+    """By the number of the job."""
+    send: Callable[[Job, Prompt], Awaitable[Answer]]
 
 
-async def _prepare(target: Target, load: Load, options: Options, clock: Clock) -> _Prepared:
-    async def send(prompt: Prompt, tokens: int) -> Answer:
+async def prepare(
+    target: Target, load: Load | Timetable, options: Options, clock: Clock
+) -> Prepared:
+    """Do all that costs time before the load: find the model, make the prompts, warm up.
+
+    Raises:
+        MeasurementError: no server, no model, no prompts of that length, or the warm-up failed.
+    """
+
+    async def send(job: Job, prompt: Prompt) -> Answer:
         return await ask(
             target,
             ROUTES[options.route],
-            body_of(options, model, prompt, tokens),
+            body_of(options, model, prompt, job.output_tokens, job.service_class),
             clock=clock,
             timeout_seconds=options.timeout_seconds,
         )
@@ -139,17 +157,27 @@ async def _prepare(target: Target, load: Load, options: Options, clock: Clock) -
         model = options.model or await first_model(target, clock)
         maker = await prompt_maker(target, options, model, load.seed, clock)
         jobs = load.jobs()
-        prompts = [await maker.make(load.seed, job.number, job.prompt_tokens) for job in jobs]
+        prompts = {job.number: await _prompt(maker, load.seed, job) for job in jobs}
         for number, job in enumerate(jobs[: options.warmup_requests]):
             prompt = await maker.make(load.seed, _WARM_UP_NUMBER + number, job.prompt_tokens)
-            answer = await send(prompt, job.output_tokens)
+            answer = await send(job, prompt)
             if answer.failure is not None:
                 raise PromptError(
                     f"a first request failed: {answer.failure.kind}: {answer.failure.message}"
                 )
     except (ExchangeError, PromptError) as error:
         raise MeasurementError(f"{target.url}: {error}") from error
-    return _Prepared(model, maker.as_ids, jobs, prompts, send)
+    return Prepared(model, maker.as_ids, jobs, prompts, send)
+
+
+async def _prompt(maker: PromptMaker, seed: int, job: Job) -> Prompt:
+    own = await maker.make(seed, job.number, job.prompt_tokens - job.prefix_tokens)
+    if not job.prefix_tokens:
+        return own
+    shared = await maker.make(seed, _PREFIX_NUMBER + job.prefix, job.prefix_tokens)
+    if isinstance(shared, list) and isinstance(own, list):
+        return shared + own
+    raise PromptError("prompts that begin alike need token ids: give a tokenizer file")
 
 
 async def first_model(target: Target, clock: Clock) -> str:

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.serving.connection import Target
-from benchmarks.serving.load import LOADS, Lengths, Load
+from benchmarks.serving.load import LOADS, Lengths, Load, Timetable
 from benchmarks.serving.measure import (
     ROUTES,
     InterruptedEarly,
@@ -60,7 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     return EXIT_FAILED if measurement.summary.failures else 0
 
 
-def run(target: Target, load: Load, options: Options, *, name: str = "requests") -> Measurement:
+def run(
+    target: Target, load: Load | Timetable, options: Options, *, name: str = "requests"
+) -> Measurement:
     """Measure with a progress bar. Ctrl-C stops sending and sums up what there is; a second one
     ends at once.
 

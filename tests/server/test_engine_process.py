@@ -141,7 +141,8 @@ def test_draining_finishes_open_calls(tiny_path: Path) -> None:
         async with engine_process(tiny_path) as (supervisor, client):
             params = SamplingParams(max_tokens=200, ignore_eos=True)
             calls = [client.submit(client.prepare("the cat", params)) for _ in range(10)]
-            await anext(calls[0])
+            for call in calls:
+                await call.taken()
             waiting = asyncio.create_task(supervisor.wait())
             assert await supervisor.drain(60)
             for call in calls:

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from fake_model import FakeModel
-from octavo.core.errors import EngineError, InvalidRequest
+from octavo.core.errors import EngineError, InvalidRequest, Overloaded
 from octavo.core.request import FinishReason
 from octavo.core.sampling import SamplingParams
-from octavo.engine.calls import MAX_WAITING_DELTAS
+from octavo.core.service_classes import BUILT_IN, ServiceClass
+from octavo.engine.calls import MAX_WAITING_DELTAS, QUEUE_LIMIT, WHOLE_LIMIT
 from octavo.engine.client import AsyncCall, AsyncEngineClient, Delta
 from octavo.engine.messages import Drain, encode
 from octavo.engine.prompts import Prepared
@@ -128,10 +129,68 @@ def test_a_timer_does_not_outlive_its_call(tokenizer: Tokenizer) -> None:
         params = SamplingParams(max_tokens=2, ignore_eos=True)
         call = client.submit(client.prepare("the", params), timeout_seconds=600)
         assert (await call.result()).finish_reason is FinishReason.LENGTH
-        assert call.timer is not None
-        assert call.timer.cancelled()
+        assert call.timers[WHOLE_LIMIT].cancelled()
 
     with serving_loop(fake()) as loop:
+        run(loop, tokenizer, work)
+
+
+def test_a_limit_of_the_queue_counts_until_there_is_a_row(tokenizer: Tokenizer) -> None:
+    async def work(client: AsyncEngineClient) -> None:
+        running = client.submit(endless(client), queue_timeout_seconds=600)
+        queued = client.submit(endless(client), queue_timeout_seconds=0.1, timeout_seconds=600)
+        await anext(running)
+        assert (await queued.result()).finish_reason is FinishReason.TIMEOUT
+        assert queued.expired == (QUEUE_LIMIT, 0.1)
+        assert not running.timers
+        assert not running.done
+
+    with serving_loop(slow(0.005), max_rows=1) as loop:
+        run(loop, tokenizer, work)
+
+
+def test_who_was_served_less_comes_first(tokenizer: Tokenizer) -> None:
+    order: list[str] = []
+    model = slow(0.3)  # long enough for the late one to come in time
+
+    async def work(client: AsyncEngineClient) -> None:
+        def ask(tenant: str, number: int) -> AsyncCall:
+            params = SamplingParams(max_tokens=1, ignore_eos=True)
+            return client.submit(client.prepare([number + 1] * 500, params), tenant=tenant)
+
+        async def note(tenant: str, call: AsyncCall) -> None:
+            await call.result()
+            order.append(tenant)
+
+        calls = [("many", ask("many", number)) for number in range(10)]
+        await until(lambda: client.stats is not None and client.stats.running == 1)
+        calls.append(("one", ask("one", 99)))
+        await calls[-1][1].taken()
+        model.step_seconds = 0.0
+        await asyncio.gather(*(note(*each) for each in calls))
+
+    with serving_loop(model, max_rows=1) as loop:
+        run(loop, tokenizer, work)
+    assert order.index("one") < 9
+
+
+def test_an_early_refusal_goes_by_the_newest_numbers(tokenizer: Tokenizer) -> None:
+    full = ServiceClass("standard", queue_requests=1)
+
+    async def work(client: AsyncEngineClient) -> None:
+        client.check_room(full)
+        calls = [client.submit(endless(client)) for _ in range(2)]
+        await until(lambda: client.stats is not None and client.stats.waiting == 1)
+        with pytest.raises(Overloaded, match="1 requests wait already") as found:
+            client.check_room(full)
+        assert found.value.reason == "queue_requests"
+        client.check_room(ServiceClass("standard", queue_requests=2))
+        for call in calls:
+            call.cancel()
+        await until(lambda: client.stats is not None and client.stats.waiting == 0)
+        client.check_room(full)
+
+    with serving_loop(slow(0.005), max_rows=1, classes=[full]) as loop:
         run(loop, tokenizer, work)
 
 
@@ -285,12 +344,15 @@ def test_metrics_follow_calls_and_engine(tokenizer: Tokenizer) -> None:
         cancelled.cancel()
         await until(lambda: client.stats is not None and client.stats.cancelled == 1)
 
-    with serving_loop(slow(0.002)) as loop:
+    with serving_loop(slow(0.002), classes=BUILT_IN) as loop:
         run(loop, tokenizer, work, observer=metrics)
     metrics.rejected("invalid_request")
     metrics.restarted()
     text = metrics.render().decode()
     labels = 'model_name="tiny",service_class="batch"'
+    assert f"octavo_offered_requests_total{{{labels}}} 2.0" in text
+    for target in ("first_token", "inter_token", "both"):
+        assert f'octavo_kept_requests_total{{{labels},target="{target}"}} 2.0' in text
     assert f"octavo_prompt_tokens_total{{{labels}}} 80.0" in text
     assert f"octavo_cached_prompt_tokens_total{{{labels}}} 32.0" in text
     assert f"octavo_generated_tokens_total{{{labels}}} 40.0" in text
@@ -311,6 +373,9 @@ def test_the_engine_state_is_among_the_metrics(tokenizer: Tokenizer) -> None:
     async def work(client: AsyncEngineClient) -> None:
         await client.submit(client.prepare("the", SamplingParams(max_tokens=5))).result()
         await until(lambda: client.stats is not None and client.stats.finished == 1)
+        assert client.stats is not None
+        assert 0 < client.stats.batch_fullness <= 1
+        assert client.stats.idle_seconds > 0
 
     with serving_loop(fake()) as loop:
         run(loop, tokenizer, work, observer=metrics)
@@ -320,8 +385,12 @@ def test_the_engine_state_is_among_the_metrics(tokenizer: Tokenizer) -> None:
     steps = int(loop.engine.metrics.steps.value)
     assert f'octavo_engine_steps_total{{model_name="tiny"}} {float(steps)}' in text
     assert f'octavo_step_seconds_bucket{{le="+Inf",model_name="tiny"}} {float(steps)}' in text
+    assert 'octavo_engine_predicted_seconds_total{model_name="tiny"}' in text
     assert 'octavo_last_step_age_seconds{model_name="tiny"}' in text
     assert 'octavo_waiting{model_name="tiny"} 0.0' in text
+    labels = 'model_name="tiny",service_class="standard"'
+    assert f"octavo_class_admitted_total{{{labels}}} 1.0" in text
+    assert f"octavo_class_waiting{{{labels}}} 0.0" in text
 
 
 def test_a_full_socket_refuses_requests_but_loses_no_cancel(tokenizer: Tokenizer) -> None:

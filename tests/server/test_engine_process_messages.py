@@ -15,6 +15,7 @@ from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput, TokenLogprob
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling import MAX_SEED, SamplingParams
+from octavo.core.service_classes import ON_MISS
 from octavo.engine.messages import (
     Cancel,
     Closing,
@@ -27,6 +28,7 @@ from octavo.engine.messages import (
     Refused,
     Started,
     Submit,
+    Taken,
     decode_from_engine,
     decode_to_engine,
     encode,
@@ -63,6 +65,8 @@ requests = st.builds(
     arrival_seconds=st.floats(0, 1e9),
     service_class=texts,
     cache_salt=st.binary(max_size=8),
+    tenant=texts,
+    on_miss=st.none() | st.sampled_from(ON_MISS),
 )
 outputs = st.builds(
     EngineOutput,
@@ -96,6 +100,7 @@ from_engine = st.one_of(
         st.lists(st.builds(Started, ids, st.floats(0, 1e6)), max_size=3).map(tuple),
     ),
     st.builds(Refused, st.lists(ids, max_size=3).map(tuple), octavo_errors.map(problem_of)),
+    st.builds(Taken, st.lists(ids, max_size=3).map(tuple), texts),
     st.builds(Dropped, texts),
     st.builds(Closing, texts),
 )
@@ -127,6 +132,14 @@ def test_errors_keep_kind_field_and_remedy(error: errors.OctavoError) -> None:
     back = error_of(problem_of(error))
     assert type(back) is type(error)
     assert (back.message, back.field, back.remedy) == (error.message, error.field, error.remedy)
+
+
+def test_an_overload_keeps_its_time_and_its_reason() -> None:
+    error = errors.Overloaded("full", retry_after_seconds=2.5, reason="queue_tokens")
+    back = error_of(problem_of(error))
+    assert isinstance(back, errors.Overloaded)
+    assert (back.retry_after_seconds, back.reason) == (2.5, "queue_tokens")
+    assert back.remedy == "try again in 3 s"
 
 
 @settings(max_examples=300)

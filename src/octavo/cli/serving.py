@@ -176,7 +176,8 @@ class Serving:
         from octavo.observe.prometheus import ServingMetrics
 
         tokenizer, template = open_text(self.path, pre=self.settings.pre_tokenizer)
-        metrics = ServingMetrics(self.model_names[0])
+        scheduler = self.settings.scheduler
+        metrics = ServingMetrics(self.model_names[0], classes=scheduler.service_classes)
         return Service(
             client=AsyncEngineClient(
                 address,
@@ -188,6 +189,8 @@ class Serving:
             model_names=self.model_names,
             max_body_bytes=self.settings.server.max_body_bytes,
             metrics=metrics,
+            classes=scheduler.service_classes,
+            routes=scheduler.routes,
         )
 
 

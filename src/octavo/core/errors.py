@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class OctavoError(Exception):
     """Base of everything Octavo raises on purpose.
@@ -115,7 +117,8 @@ class EngineError(OctavoError):
 class Overloaded(OctavoError):
     """The queue of a class is full, or the request would miss its target; try again later.
 
-    `retry_after_seconds` is when the queue is predicted to take it.
+    `retry_after_seconds` is when the queue is predicted to take it. `reason` is the bound that was
+    met: queue_requests, queue_tokens, queue_seconds, or first_token_seconds.
     """
 
     code = "overloaded"
@@ -125,10 +128,14 @@ class Overloaded(OctavoError):
         message: str,
         *,
         retry_after_seconds: float = 1.0,
+        reason: str = "queue_requests",
+        service_class: str = "standard",
         field: str | None = None,
         remedy: str | None = None,
     ):
         if remedy is None:
-            remedy = f"try again in {retry_after_seconds:.0f} s"
+            remedy = f"try again in {math.ceil(retry_after_seconds)} s"
         super().__init__(message, field=field, remedy=remedy)
         self.retry_after_seconds = retry_after_seconds
+        self.reason = reason
+        self.service_class = service_class

@@ -64,6 +64,7 @@ class Request:
     `max_new_tokens` is already capped to the served context. `stop_ids` ends the answer with
     reason "stop" (end-of-turn ids unless `ignore_eos`, and the caller's own). `arrival_seconds` is
     on the machine's monotonic clock, 0 if unknown. `tenant` is who shares fairly with others.
+    `on_miss` replaces what its class does with a request that will miss its first-token target.
     """
 
     id: RequestId
@@ -76,6 +77,7 @@ class Request:
     service_class: str = "standard"
     cache_salt: bytes = b""
     tenant: str = "anonymous"
+    on_miss: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ SERVICE_TIERS: Mapping[str, str] = {
 }
 """Classes by the names of the OpenAI field `service_tier`."""
 
+DEFAULT_TIER = "default"
+
 ON_MISS = ("run", "degrade", "refuse")
 
 
@@ -28,7 +30,9 @@ class ServiceClass:
     `admit_max` waiting requests get a row in one step; fewer wait up to `longest_wait_seconds` for
     company, unless the engine would be idle. A class may hold more than `kv_share` of the pages
     only while nobody else wants them. `on_miss` says what becomes of a request that will miss its
-    first-token target. The queue is bounded by requests, prompt tokens and predicted wait.
+    first-token target. The queue is bounded by requests, prompt tokens and predicted wait. A
+    request that names no limits of its own ends after `queue_timeout_seconds` without a row, and
+    after `timeout_seconds` in all.
     """
 
     name: str
@@ -43,9 +47,17 @@ class ServiceClass:
     queue_requests: int | None = None
     queue_tokens: int | None = None
     queue_seconds: float | None = None
+    queue_timeout_seconds: float | None = None
+    timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("first_token_seconds", "inter_token_seconds", "queue_seconds"):
+        for name in (
+            "first_token_seconds",
+            "inter_token_seconds",
+            "queue_seconds",
+            "queue_timeout_seconds",
+            "timeout_seconds",
+        ):
             value = getattr(self, name)
             self._check(value is None or 0 < value < 1e6, name, "must be more than 0 seconds")
         self._check(0 < self.weight < 1e6, "weight", "must be more than 0")
@@ -161,16 +173,18 @@ def choose_class(
 ) -> str:
     """The class a request belongs to: the one it names, else its tier's, else the first route's.
 
-    The tiers "auto" and "default" leave the choice to the routes.
+    The tiers "auto" and "default" leave the choice to the routes. Where everybody is alike
+    (`UNIFORM`) the names of the built-in classes are taken too and mean the one class.
 
     Raises:
         InvalidRequest: it names a class or tier that is not there.
     """
     names = [each.name for each in classes]
     if named is not None:
-        if named not in names:
-            raise InvalidRequest(f"must be one of {', '.join(names)}", field="service_class")
-        return named
+        known = [each.name for each in BUILT_IN] if tuple(classes) == UNIFORM else names
+        if named not in known:
+            raise InvalidRequest(f"must be one of {', '.join(known)}", field="service_class")
+        return named if named in names else DEFAULT_CLASS
     if tier is not None and tier not in SERVICE_TIERS:
         raise InvalidRequest(f"must be one of {', '.join(SERVICE_TIERS)}", field="service_tier")
     wanted = SERVICE_TIERS.get(tier or "auto", DEFAULT_CLASS)
@@ -181,3 +195,9 @@ def choose_class(
     if wanted in names:
         return wanted
     return DEFAULT_CLASS if DEFAULT_CLASS in names else names[-1]
+
+
+def tier_of(service_class: str) -> str:
+    """The OpenAI name of the tier that a class amounts to."""
+    tiers = {name: tier for tier, name in SERVICE_TIERS.items()}
+    return tiers.get(service_class, DEFAULT_TIER)

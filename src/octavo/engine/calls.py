@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
-from octavo.core.errors import EngineError, OctavoError
+from octavo.core.errors import EngineError, OctavoError, Overloaded
 from octavo.core.output import EngineOutput
 from octavo.core.request import FinishReason
 from octavo.engine.handle import Handle
 from octavo.engine.outputs import Delta, RequestOutput
 from octavo.observe.calls import CallObserver
 
+QUEUE_LIMIT = "queue_timeout_seconds"
+WHOLE_LIMIT = "timeout_seconds"
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 MAX_WAITING_DELTAS = 32
 """Deltas that wait for a slow reader before they are merged into one a choice."""
 
@@ -77,13 +80,19 @@ class AsyncCall(AsyncIterator[Delta]):
     ):
         self.handle = handle
         self.service_class = service_class
-        self.timer: asyncio.TimerHandle | None = None
-        """What ends the call when its time is up; stopped when it ends before."""
+        """The class it runs in; the engine may have lowered it when it took the call."""
+        self.is_taken = False
+        self.expired: tuple[str, float] | None = None
+        """Which limit of time ended it, and its seconds."""
+        self.timers: dict[str, asyncio.TimerHandle] = {}
+        """What ends the call when a limit of time is over; stopped when it ends before."""
         self.queue_seconds: float | None = None
         """From arrival to the first row of the first choice; None while it is queued."""
+        self._asked_class = service_class
         self._cancel = cancel
         self._observer = observer
         self._token_seconds: list[float | None] = [None] * len(handle.answers)
+        self._first_seconds: list[float | None] = [None] * len(handle.answers)
         self._inbox = Inbox()
         self._error: OctavoError | None = None
         self._reads_deltas = True
@@ -134,6 +143,18 @@ class AsyncCall(AsyncIterator[Delta]):
             raise self._error
         return self.handle.result()
 
+    async def taken(self) -> str:
+        """The class that the engine has taken the call in, once it has.
+
+        Raises:
+            EngineError, OctavoError: as for the next delta.
+        """
+        while not self.is_taken and not self.done:
+            await self._changed()
+        if self._error is not None:
+            raise self._error
+        return self.service_class
+
     def cancel(self) -> None:
         """End every unfinished choice now, with `FinishReason.CANCELLED`; safe to call twice.
 
@@ -155,10 +176,18 @@ class AsyncCall(AsyncIterator[Delta]):
 
     # For the client
 
+    def note_taken(self, service_class: str) -> None:
+        """The engine has taken the call, in this class."""
+        self.is_taken = True
+        self.service_class = service_class
+        self._wake()
+
     def note_start(self, queue_seconds: float) -> None:
         """A choice got its first row."""
         if self.queue_seconds is None:
             self.queue_seconds = queue_seconds
+        if QUEUE_LIMIT in self.timers:
+            self.timers.pop(QUEUE_LIMIT).cancel()
         self._observer.started(self.service_class, queue_seconds)
 
     def accept(self, index: int, output: EngineOutput, now_seconds: float) -> None:
@@ -189,6 +218,8 @@ class AsyncCall(AsyncIterator[Delta]):
 
     def _observe_tokens(self, index: int, count: int, now_seconds: float) -> None:
         last_seconds = self._token_seconds[index]
+        if last_seconds is None:
+            self._first_seconds[index] = now_seconds
         if all(seconds is None for seconds in self._token_seconds):
             self._observer.first_token(
                 self.service_class, now_seconds - self.handle.submitted_seconds
@@ -198,9 +229,13 @@ class AsyncCall(AsyncIterator[Delta]):
         self._token_seconds[index] = now_seconds
 
     def _close(self, now_seconds: float) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+        for timer in self.timers.values():
+            timer.cancel()
         code = self._error.code if self._error is not None else ""
+        if isinstance(self._error, Overloaded):
+            self._observer.refused(self._asked_class, self._error.reason)
+        elif self.service_class == self._asked_class:
+            self._tell_delivery(now_seconds)
         answers = self.handle.answers
         self._observer.ended(
             self.service_class,
@@ -209,6 +244,24 @@ class AsyncCall(AsyncIterator[Delta]):
             now_seconds - self.handle.submitted_seconds,
         )
         self._wake()
+
+    def _tell_delivery(self, now_seconds: float) -> None:
+        answers = self.handle.answers
+        if any(each.finish_reason not in _WHOLE for each in answers):
+            return
+        firsts = [each for each in self._first_seconds if each is not None]
+        means = [
+            (last - first) / (answer.token_count - 1)
+            for answer, first, last in zip(
+                answers, self._first_seconds, self._token_seconds, strict=True
+            )
+            if first is not None and last is not None and answer.token_count > 1
+        ]
+        self._observer.delivered(
+            self.service_class,
+            min(firsts, default=now_seconds) - self.handle.submitted_seconds,
+            max(means, default=None),
+        )
 
     async def _changed(self) -> None:
         if self._waiter is not None:

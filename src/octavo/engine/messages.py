@@ -14,7 +14,7 @@ from octavo.core.output import EngineOutput
 from octavo.core.request import Request
 from octavo.observe.stats import EngineStats
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 64 << 20
 """A longer message closes the connection it came from."""
 
@@ -103,6 +103,14 @@ class Problem(msgspec.Struct, frozen=True):
     field: str | None = None
     remedy: str | None = None
     retry_after_seconds: float | None = None
+    reason: str | None = None
+
+
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """A call was taken, in a lower class than it named if that one would have been late."""
+
+    request_ids: tuple[RequestId, ...]
+    service_class: str
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -138,7 +146,7 @@ class Closing(msgspec.Struct, frozen=True, tag="closing"):
     reason: str
 
 
-FromEngine = Ready | EngineStats | Outputs | Refused | Dropped | Closing
+FromEngine = Ready | EngineStats | Taken | Outputs | Refused | Dropped | Closing
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
@@ -178,8 +186,12 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], data: bytes) -> _Messag
 
 
 def problem_of(error: OctavoError) -> Problem:
-    retry_after_seconds = error.retry_after_seconds if isinstance(error, Overloaded) else None
-    return Problem(error.code, error.message, error.field, error.remedy, retry_after_seconds)
+    problem = Problem(error.code, error.message, error.field, error.remedy)
+    if isinstance(error, Overloaded):
+        return msgspec.structs.replace(
+            problem, retry_after_seconds=error.retry_after_seconds, reason=error.reason
+        )
+    return problem
 
 
 def error_of(problem: Problem) -> OctavoError:
@@ -188,6 +200,7 @@ def error_of(problem: Problem) -> OctavoError:
         return Overloaded(
             problem.message,
             retry_after_seconds=problem.retry_after_seconds or 1.0,
+            reason=problem.reason or "queue_requests",
             field=problem.field,
             remedy=problem.remedy,
         )

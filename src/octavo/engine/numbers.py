@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo.core.clock import Clock
 from octavo.engine.engine import Engine
 from octavo.observe.process_memory import proportional_bytes, resident_bytes
-from octavo.observe.stats import Buckets, EngineStats
+from octavo.observe.stats import Buckets, ClassStats, EngineStats
 
 PROPORTIONAL_SECONDS = 5.0
 
@@ -13,9 +13,11 @@ PROPORTIONAL_SECONDS = 5.0
 class StatsSource:
     """Reads one engine; the memory figure that is dear to get is refreshed every few seconds."""
 
-    def __init__(self, engine: Engine, clock: Clock):
+    def __init__(self, engine: Engine, clock: Clock, *, max_rows: int):
         self._engine = engine
         self._clock = clock
+        self._max_rows = max_rows
+        self._started_seconds = clock()
         self._last_step_seconds: float | None = None
         self._pss_bytes = proportional_bytes()
         self._pss_seconds = clock()
@@ -35,6 +37,7 @@ class StatsSource:
         steps = metrics.step_seconds
         return EngineStats(
             at_seconds=now,
+            started_seconds=self._started_seconds,
             last_step_seconds=self._last_step_seconds,
             waiting=scheduler.waiting_count,
             running=scheduler.running_count,
@@ -54,11 +57,35 @@ class StatsSource:
             hit_pages=counters.hit_pages,
             evicted_pages=counters.evicted_pages,
             native_seconds=metrics.native_seconds.value,
+            predicted_seconds=metrics.predicted_seconds.value,
+            prediction_error=scheduler.cost.error,
+            row_seconds=metrics.row_seconds.value,
+            max_rows=self._max_rows,
             step_seconds=Buckets(tuple(steps.bounds), tuple(steps.counts), steps.total),
             frontends=frontends,
             dropped_frontends=dropped_frontends,
             bad_messages=bad_messages,
             rss_bytes=resident_bytes(),
             pss_bytes=self._pss_bytes,
+            classes=self._classes(),
             ping=ping,
+        )
+
+    def _classes(self) -> tuple[ClassStats, ...]:
+        scheduler = self._engine.scheduler
+        loads = scheduler.class_loads()
+        return tuple(
+            ClassStats(
+                name=name,
+                waiting=loads[name].waiting,
+                running=loads[name].running,
+                wait_seconds=loads[name].wait_seconds,
+                admitted=counters.admitted,
+                preempted=counters.preempted,
+                chunked=counters.chunked,
+                lent=counters.lent,
+                starved=counters.starved,
+                degraded=counters.degraded,
+            )
+            for name, counters in scheduler.class_counters.items()
         )

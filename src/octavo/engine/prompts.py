@@ -104,6 +104,8 @@ def requests_of(
     arrival_seconds: float,
     service_class: str = "standard",
     cache_salt: bytes = b"",
+    tenant: str = "anonymous",
+    on_miss: str | None = None,
 ) -> list[Request]:
     """One request a choice; choice i draws from a stream of its own, the first from `seed`'s.
 
@@ -122,6 +124,8 @@ def requests_of(
             arrival_seconds=arrival_seconds,
             service_class=service_class,
             cache_salt=cache_salt,
+            tenant=tenant,
+            on_miss=on_miss,
         )
         for index in range(params.n)
     ]

@@ -9,11 +9,12 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from octavo.core.clock import Clock, monotonic
-from octavo.core.errors import EngineError, OctavoError
+from octavo.core.errors import EngineError, OctavoError, Overloaded
 from octavo.core.ids import RequestId
 from octavo.core.request import FinishReason
 from octavo.core.sampling import SamplingParams
-from octavo.engine.calls import AsyncCall
+from octavo.core.service_classes import ServiceClass
+from octavo.engine.calls import QUEUE_LIMIT, WHOLE_LIMIT, AsyncCall
 from octavo.engine.connection import Connection
 from octavo.engine.handle import Handle
 from octavo.engine.messages import (
@@ -27,6 +28,7 @@ from octavo.engine.messages import (
     Ready,
     Refused,
     Submit,
+    Taken,
     ToEngine,
     error_of,
 )
@@ -80,6 +82,7 @@ class AsyncEngineClient:
         self._clock = clock
         self._draw_seed = draw_seed
         self._numbers = itertools.count()
+        self._turned_away: dict[str, int] = {}
         self._live: dict[RequestId, tuple[AsyncCall, int]] = {}
         self._untold: list[ToEngine] = []
         self._connection: Connection | None = None
@@ -166,14 +169,18 @@ class AsyncEngineClient:
         *,
         service_class: str = "standard",
         timeout_seconds: float | None = None,
+        queue_timeout_seconds: float | None = None,
         arrival_seconds: float | None = None,
         cache_salt: bytes = b"",
+        tenant: str = "anonymous",
+        on_miss: str | None = None,
     ) -> AsyncCall:
         """Hand a checked call to the engine; returns at once.
 
         `timeout_seconds` counts from the arrival, queue included; then every unfinished choice ends
-        with `FinishReason.TIMEOUT` and keeps the text it has. `arrival_seconds` is when the request
-        came in, on the client's clock (default: now); times are measured from it.
+        with `FinishReason.TIMEOUT` and keeps the text it has. So it does after
+        `queue_timeout_seconds` if no choice has got a row by then. `arrival_seconds` is when the
+        request came in, on the client's clock (default: now); times are measured from it.
 
         Raises:
             EngineError: there is no engine now, or it does not keep up.
@@ -189,6 +196,8 @@ class AsyncEngineClient:
             arrival_seconds=arrival,
             service_class=service_class,
             cache_salt=cache_salt,
+            tenant=tenant,
+            on_miss=on_miss,
         )
         if not connection.send(Submit(tuple(requests))):
             raise EngineError(
@@ -199,14 +208,39 @@ class AsyncEngineClient:
         call = AsyncCall(handle, service_class, self.cancel, self._observer)
         for index, request in enumerate(requests):
             self._live[request.id] = (call, index)
-        if timeout_seconds is not None:
-            call.timer = asyncio.get_running_loop().call_later(
-                max(arrival + timeout_seconds - self._clock(), 0.0),
-                self._end,
-                call,
-                FinishReason.TIMEOUT,
-            )
+        for limit, seconds in (
+            (QUEUE_LIMIT, queue_timeout_seconds),
+            (WHOLE_LIMIT, timeout_seconds),
+        ):
+            if seconds is not None:
+                rest = max(arrival + seconds - self._clock(), 0.0)
+                call.timers[limit] = asyncio.get_running_loop().call_later(
+                    rest, self._expire, call, limit, seconds
+                )
         return call
+
+    def check_room(self, service_class: ServiceClass) -> None:
+        """Refuse early what the engine is sure to refuse: so many requests of the class wait.
+
+        Goes by the engine's newest numbers, so it is for requests that cost much to prepare.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
+        most, stats = service_class.queue_requests, self.stats
+        if most is None or stats is None:
+            return
+        for each in stats.classes:
+            if each.name == service_class.name and each.waiting >= most:
+                # Who comes after this one is told to come later.
+                earlier = self._turned_away.get(each.name, 0)
+                self._turned_away[each.name] = earlier + 1
+                wait_seconds = each.wait_seconds * (earlier + 1) / max(each.waiting, 1)
+                raise Overloaded(
+                    f"class {each.name} is overloaded: {each.waiting} requests wait already",
+                    retry_after_seconds=max(wait_seconds, 1.0),
+                    service_class=each.name,
+                )
 
     def cancel(self, call: AsyncCall) -> None:
         """End every unfinished choice of a call with `FinishReason.CANCELLED`."""
@@ -233,8 +267,13 @@ class AsyncEngineClient:
         match message:
             case Outputs():
                 self._deliver(message)
+            case Taken(request_ids, service_class):
+                call = self._call_of(request_ids)
+                if call is not None:
+                    call.note_taken(service_class)
             case EngineStats():
                 self.stats = message
+                self._turned_away.clear()
                 self._observer.engine_stats(message)
             case Ready(facts):
                 self.facts = facts
@@ -242,9 +281,9 @@ class AsyncEngineClient:
                 self._absence = _STARTING
                 self._connected.set()
             case Refused(request_ids, problem):
-                for request_id in request_ids:
-                    if request_id in self._live:
-                        self._fail(self._live[request_id][0], error_of(problem))
+                call = self._call_of(request_ids)
+                if call is not None:
+                    self._fail(call, error_of(problem))
             case Dropped(reason):
                 self._absence = f"the engine has dropped this frontend: {reason}"
                 connection.end()
@@ -253,6 +292,10 @@ class AsyncEngineClient:
                 connection.end()
         while self._untold and connection.send(self._untold[0]):
             del self._untold[0]
+
+    def _call_of(self, request_ids: tuple[RequestId, ...]) -> AsyncCall | None:
+        """The call of these requests, if any of them still lives."""
+        return next((self._live[each][0] for each in request_ids if each in self._live), None)
 
     def _deliver(self, message: Outputs) -> None:
         now = self._clock()
@@ -282,6 +325,10 @@ class AsyncEngineClient:
         for call in self._open_calls():
             self._fail(call, EngineError(reason, remedy="send the request again in a moment"))
         self._absence = _STARTING
+
+    def _expire(self, call: AsyncCall, limit: str, seconds: float) -> None:
+        call.expired = (limit, seconds)
+        self._end(call, FinishReason.TIMEOUT)
 
     def _end(self, call: AsyncCall, reason: FinishReason) -> None:
         unfinished = self._forget(call)

@@ -32,6 +32,7 @@ from octavo.engine.messages import (
     Refused,
     Started,
     Submit,
+    Taken,
     ToEngine,
     decode_to_engine,
     problem_of,
@@ -110,7 +111,7 @@ class EngineServer:
         self._clock = clock
         self._frontends = Frontends(socket, outbox_limits or OutboxLimits(), self._cancel)
         self._owners: dict[RequestId, tuple[Frontend, float]] = {}
-        self._stats = StatsSource(engine, clock)
+        self._stats = StatsSource(engine, clock, max_rows=facts.max_rows)
         self._stats_due = False
         self._stats_seconds = clock()
         self._draining = False
@@ -217,6 +218,7 @@ class EngineServer:
 
     def _submit(self, frontend: Frontend, requests: tuple[Request, ...]) -> None:
         taken: list[RequestId] = []
+        ids = tuple(request.id for request in requests)
         try:
             if self._draining:
                 raise EngineError("the engine is shutting down", remedy="ask another server")
@@ -231,8 +233,12 @@ class EngineServer:
             for request_id in taken:
                 self._engine.cancel(request_id)
                 self._release(request_id)
-            ids = tuple(request.id for request in requests)
             self._frontends.send(frontend, Refused(ids, problem_of(error)))
+        else:
+            # The last of several choices had the longest queue before it.
+            service_class = self._engine.scheduler.class_of(taken[-1]) if taken else None
+            if service_class is not None:
+                self._frontends.send(frontend, Taken(ids, service_class))
 
     def _check(self, request: Request) -> None:
         """Frontends have checked it; an engine that several share does not rely on that."""

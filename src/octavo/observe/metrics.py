@@ -73,6 +73,8 @@ class EngineMetrics:
         self.requests = Counter("requests", "Requests added")
         self.failed_steps = Counter("failed_steps", "Steps whose executor raised")
         self.step_seconds = Histogram("step_seconds", "Wall time of a step, planning included")
+        self.predicted_seconds = Counter("predicted_seconds", "What steps were expected to take")
+        self.row_seconds = Counter("row_seconds", "Rows times wall time, over all steps")
         self.native_seconds = Counter("native_seconds", "Time of steps spent inside kernels")
         self.rows = Gauge("rows", "Requests computed by the last step")
 

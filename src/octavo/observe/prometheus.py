@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import (
@@ -14,13 +14,15 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from octavo.core.clock import Clock, monotonic
+from octavo.core.service_classes import BUILT_IN, ServiceClass
 from octavo.observe.calls import CallObserver
-from octavo.observe.stats import EngineStats
+from octavo.observe.stats import ClassStats, EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_WAIT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_GAP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+# The targets of the built-in classes are among the bounds.
+_WAIT_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+_GAP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
 _WHOLE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -28,10 +30,17 @@ class ServingMetrics(CallObserver):
     """Everything one frontend can tell; hand it to the client as observer, and to the supervisor.
 
     Times are measured from the arrival of a call. Engine numbers start anew when the engine does,
-    as Prometheus expects of a counter. Not for several threads.
+    as Prometheus expects of a counter. `classes` have the targets that answers are held against.
+    Not for several threads.
     """
 
-    def __init__(self, model_name: str, *, clock: Clock = monotonic) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        classes: Iterable[ServiceClass] = BUILT_IN,
+        clock: Clock = monotonic,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.restarts = 0
         self._open = 0
@@ -40,6 +49,24 @@ class ServingMetrics(CallObserver):
         self._model = model_name
         self._requests = self._counter(
             "octavo_requests", "Answers that ended, by how", "outcome", "service_class"
+        )
+        self._classes = {each.name: each for each in classes}
+        self._offered = self._counter(
+            "octavo_offered_requests",
+            "Requests that asked for work, refused or not",
+            "service_class",
+        )
+        self._refused = self._counter(
+            "octavo_refused_requests",
+            "Offered requests that were refused, by the bound they met",
+            "reason",
+            "service_class",
+        )
+        self._kept = self._counter(
+            "octavo_kept_requests",
+            "Whole answers within the target of the class they were sent to",
+            "target",
+            "service_class",
         )
         self._prompt_tokens = self._counter(
             "octavo_prompt_tokens", "Tokens of prompts handed to the engine", "service_class"
@@ -68,9 +95,15 @@ class ServingMetrics(CallObserver):
         """All metrics as text of type `CONTENT_TYPE`."""
         return generate_latest(self.registry)
 
-    def rejected(self, reason: str, service_class: str = "standard") -> None:
-        """A request was refused before it became a call; `reason` is the code of its error."""
-        self._requests.labels(self._model, reason, service_class).inc()
+    def rejected(self, code: str, service_class: str = "standard") -> None:
+        """A request ended before it became a call, with the error of that code."""
+        self._requests.labels(self._model, code, service_class).inc()
+
+    def turned_away(self, service_class: str, code: str, reason: str) -> None:
+        """A request was refused for want of room before it became a call."""
+        self.rejected(code, service_class)
+        self._offered.labels(self._model, service_class).inc()
+        self.refused(service_class, reason)
 
     def restarted(self) -> None:
         """The engine was started again."""
@@ -79,7 +112,24 @@ class ServingMetrics(CallObserver):
 
     def submitted(self, service_class: str, prompt_tokens: int) -> None:
         self._open += 1
+        self._offered.labels(self._model, service_class).inc()
         self._prompt_tokens.labels(self._model, service_class).inc(prompt_tokens)
+
+    def refused(self, service_class: str, reason: str) -> None:
+        self._refused.labels(self._model, reason, service_class).inc()
+
+    def delivered(
+        self, service_class: str, first_token_seconds: float, token_seconds: float | None
+    ) -> None:
+        promise = self._classes.get(service_class, ServiceClass(service_class))
+        first = _within(first_token_seconds, promise.first_token_seconds)
+        rest = _within(token_seconds or 0.0, promise.inter_token_seconds)
+        for target, kept in (
+            ("first_token", first),
+            ("inter_token", rest),
+            ("both", first and rest),
+        ):
+            self._kept.labels(self._model, target, service_class).inc(kept)
 
     def started(self, service_class: str, queue_seconds: float) -> None:
         self._queue_seconds.labels(self._model, service_class).observe(queue_seconds)
@@ -128,6 +178,7 @@ class ServingMetrics(CallObserver):
         for state in ("free", "cached", "held"):
             pages.add_metric([self._model, state], getattr(stats, f"pages_{state}"))
         yield pages
+        yield from self._class_families(stats.classes)
         for name, about in _ENGINE_GAUGES.items():
             yield self._one(GaugeMetricFamily, f"octavo_{name}", about, getattr(stats, name))
         for name, about in _ENGINE_COUNTERS.items():
@@ -139,6 +190,19 @@ class ServingMetrics(CallObserver):
             about = "Since the engine's last step"
             yield self._one(GaugeMetricFamily, "octavo_last_step_age_seconds", about, age)
         yield self._steps(stats)
+
+    def _class_families(self, classes: Sequence[ClassStats]) -> Iterator[Metric]:
+        labels = ["model_name", "service_class"]
+        for name, about in _CLASS_GAUGES.items():
+            gauge = GaugeMetricFamily(f"octavo_class_{name}", about, labels=labels)
+            for each in classes:
+                gauge.add_metric([self._model, each.name], getattr(each, name))
+            yield gauge
+        for name, about in _CLASS_COUNTERS.items():
+            counter = CounterMetricFamily(f"octavo_class_{name}", about, labels=labels)
+            for each in classes:
+                counter.add_metric([self._model, each.name], getattr(each, name))
+            yield counter
 
     def _one(
         self,
@@ -166,6 +230,10 @@ class ServingMetrics(CallObserver):
         return family
 
 
+def _within(seconds: float, target: float | None) -> bool:
+    return target is None or seconds <= target
+
+
 class _EngineCollector(Collector):
     def __init__(self, metrics: ServingMetrics) -> None:
         self._metrics = metrics
@@ -181,16 +249,35 @@ _ENGINE_GAUGES = {
     "rss_bytes": "Resident memory of the engine",
     "pss_bytes": "Resident memory of the engine, shared pages divided among processes",
     "frontends": "Frontends of the engine",
+    "prediction_error": "Usual relative error of predicted step times, of late",
+    "batch_fullness": "Share of the rows in use, over all steps",
+    "max_rows": "Rows that a step may have",
 }
 _ENGINE_COUNTERS = {
     "steps": "Steps that computed at least one token",
     "failed_steps": "Steps whose executor raised",
     "computed_tokens": "Tokens computed, prefill and decode",
     "generated_tokens": "Tokens drawn",
-    "preemptions": "Times a request lost its row for want of pages",
+    "preemptions": "Times a request lost its row",
     "hit_pages": "Pages reused from the cache",
     "evicted_pages": "Cached pages given up",
+    "predicted_seconds": "Time that steps were expected to take",
+    "row_seconds": "Rows times wall time, over all steps",
+    "idle_seconds": "Time without a step",
     "native_seconds": "Time of steps inside kernels",
     "dropped_frontends": "Frontends that did not read",
     "bad_messages": "Messages that could not be read",
+}
+_CLASS_GAUGES = {
+    "waiting": "Requests of the class without a row",
+    "running": "Requests scheduled in the class that have a row",
+    "wait_seconds": "How long the last one in the queue of the class is predicted to wait",
+}
+_CLASS_COUNTERS = {
+    "admitted": "Rows given to the class, returns after preemption included",
+    "preempted": "Times a request of the class lost its row",
+    "chunked": "Prompts of the class computed in parts",
+    "lent": "Times the class computed for a stricter one, or held pages beyond its share",
+    "starved": "Times the class was given its minimum of a step's time",
+    "degraded": "Requests of the class that a lower one took",
 }

@@ -13,16 +13,40 @@ class Buckets(msgspec.Struct, frozen=True):
     total: float
 
 
+class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One service class of an engine; `wait_seconds` is how long the last one queued will wait.
+
+    `admitted` counts returns after preemption too, `chunked` prompts that are computed in parts,
+    `lent` requests that computed for a stricter class or held pages beyond their share, `starved`
+    how often the class was given its minimum of a step's time, `degraded` requests that the class
+    gave to a lower one.
+    """
+
+    name: str
+    waiting: int
+    running: int
+    wait_seconds: float
+    admitted: int
+    preempted: int
+    chunked: int
+    lent: int
+    starved: int
+    degraded: int
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """An engine's numbers between two steps; counts grow from its start on.
 
     `ping` is the number of the ping that asked, None if nobody did. `at_seconds` and
     `last_step_seconds` (end of the last step, None before the first) are on the machine's monotonic
     clock. `rss_bytes` is resident memory, `pss_bytes` the same with shared pages divided among
-    their processes (0 where the system does not tell).
+    their processes (0 where the system does not tell). `predicted_seconds` is what the steps were
+    expected to take, `prediction_error` the usual relative error of late; `row_seconds` sums rows ×
+    time over steps, of `max_rows` possible.
     """
 
     at_seconds: float
+    started_seconds: float
     waiting: int
     running: int
     pages_free: int
@@ -41,12 +65,17 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     hit_pages: int
     evicted_pages: int
     native_seconds: float
+    predicted_seconds: float
+    prediction_error: float
+    row_seconds: float
+    max_rows: int
     step_seconds: Buckets
     frontends: int
     dropped_frontends: int
     bad_messages: int
     rss_bytes: int
     pss_bytes: int
+    classes: tuple[ClassStats, ...] = ()
     last_step_seconds: float | None = None
     ping: int | None = None
 
@@ -55,3 +84,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
         """Share of the steps' time that was spent inside kernels."""
         total = self.step_seconds.total
         return min(self.native_seconds / total, 1.0) if total > 0 else 0.0
+
+    @property
+    def idle_seconds(self) -> float:
+        """Time since the start in which no step was made."""
+        return max(self.at_seconds - self.started_seconds - self.step_seconds.total, 0.0)
+
+    @property
+    def batch_fullness(self) -> float:
+        """Share of the rows that were in use, while there were steps."""
+        total = self.step_seconds.total * self.max_rows
+        return min(self.row_seconds / total, 1.0) if total > 0 else 0.0

@@ -28,6 +28,15 @@ class SchedulerCounters:
     repairs: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ClassLoad:
+    """Requests of one class; `wait_seconds` is how long the last one in its queue will wait."""
+
+    waiting: int
+    running: int
+    wait_seconds: float
+
+
 @dataclass(slots=True)
 class ClassCounters:
     """Counts of one class that only grow.

@@ -241,16 +241,20 @@ class Planner:
         if self._limit == _INFINITE:
             return
         for turn in self._turns:
-            if turn.lane.service.first_token_seconds is None:
+            lane = turn.lane
+            if lane.service.first_token_seconds is None or turn.next is None:
                 continue
-            while turn.next is not None and self._is_urgent(turn.next):
+            tokens = lane.waiting_tokens + sum(each.pending for each in lane.prefilling)
+            while turn.next is not None and self._is_urgent(turn.next, tokens):
                 if not self._serve_prefill(turn, self._left):
                     break
 
-    def _is_urgent(self, sequence: Sequence) -> bool:
+    def _is_urgent(self, sequence: Sequence, class_tokens: int) -> bool:
+        """It, or one of the `class_tokens` of its class, would be late if it went on waiting."""
         own = self._cost.chunk(sequence.pending, sequence.computed)
+        work = own + self._cost.token * max(class_tokens - sequence.pending, 0)
         share = max(self._left / self._limit, 0.25)
-        return sequence.deadline_seconds - self._now <= 2 * own / share + 2 * self._limit
+        return sequence.deadline_seconds - self._now <= 2 * work / share + 2 * self._limit
 
     def _serve_prefill(self, turn: _Turn, seconds: float) -> bool:
         """Give the next prefill of a class what fits into `seconds`; False if nothing does.

@@ -15,7 +15,7 @@ from octavo.memory.waste import Waste, measure_waste
 from octavo.schedule.accept import check_fits
 from octavo.schedule.batching import Batching
 from octavo.schedule.cost import CostModel, CostProfile
-from octavo.schedule.counters import ClassCounters, SchedulerCounters
+from octavo.schedule.counters import ClassCounters, ClassLoad, SchedulerCounters
 from octavo.schedule.events import Decision, Starved
 from octavo.schedule.gate import choose_lane
 from octavo.schedule.lane import Lane
@@ -117,6 +117,18 @@ class Scheduler:
     def classes(self) -> tuple[ServiceClass, ...]:
         """Strictest first."""
         return tuple(lane.service for lane in self._lanes)
+
+    def class_loads(self) -> dict[str, ClassLoad]:
+        """How much there is of each class at this moment."""
+        guess = self.cost.token or 1e-3
+        return {
+            name: ClassLoad(
+                waiting=lane.waiting,
+                running=len(lane.running),
+                wait_seconds=lane.waiting_tokens * lane.seconds_per_token(guess),
+            )
+            for name, lane in self._by_name.items()
+        }
 
     @property
     def has_work(self) -> bool:
@@ -313,6 +325,7 @@ class Scheduler:
                 now_seconds=now,
                 arrival_seconds=min(request.arrival_seconds or now, now),
                 cost=self.cost,
+                on_miss=request.on_miss,
             )
         except Overloaded as error:
             wanted.counters.refused += 1

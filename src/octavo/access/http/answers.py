@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,27 +31,51 @@ async def answer(request: Request, service: Service, work: Work) -> Response:
         ClientDisconnect: the client left; its calls are cancelled.
     """
     service.check_ready()
+    service_class = work.treatment.service_class(service, work.prepared)
     calls: list[AsyncCall] = []
     try:
         for prepared in work.prepared:
             call = service.client.submit(
                 prepared,
-                service_class=work.service_class,
-                timeout_seconds=work.timeout_seconds,
+                service_class=service_class.name,
+                timeout_seconds=work.treatment.timeout_seconds or service_class.timeout_seconds,
+                queue_timeout_seconds=(
+                    work.treatment.queue_timeout_seconds or service_class.queue_timeout_seconds
+                ),
                 arrival_seconds=work.arrival_seconds,
+                tenant=work.treatment.tenant,
+                on_miss=work.treatment.on_miss,
             )
             calls.append(call)
+        request.state.submitted = True
+        work.note_class(await _taken(calls, service.ping_seconds))
     except BaseException:
         for call in calls:
             call.cancel()
         raise
-    request.state.submitted = True
     if work.stream:
         return EventStream(calls, work, ping_seconds=service.ping_seconds, clock=service.clock)
     outputs = await _collected(request.receive, calls)
-    _check(outputs, work.timeout_seconds)
+    _check(outputs, calls)
+    work.note_class(calls[-1].service_class)
     body = msgspec.json.encode(work.shape.whole(outputs))
     return Response(body, media_type="application/json", headers=work.headers)
+
+
+async def _taken(calls: Sequence[AsyncCall], patience_seconds: float) -> str:
+    """The class that the engine has taken the calls in, which it says between two steps.
+
+    A busy engine must not keep a stream's reader without headers: after `patience_seconds` the
+    class is the one that was asked for, and a refusal that comes later is told inside the stream.
+
+    Raises:
+        OctavoError: it does not take one of them.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience_seconds):
+            for call in calls:
+                await call.taken()
+    return calls[-1].service_class
 
 
 async def _collected(receive: Receive, calls: Sequence[AsyncCall]) -> list[RequestOutput]:
@@ -70,12 +95,12 @@ async def _collected(receive: Receive, calls: Sequence[AsyncCall]) -> list[Reque
         await asyncio.gather(left, results, return_exceptions=True)
 
 
-def _check(outputs: Sequence[RequestOutput], timeout_seconds: float | None) -> None:
+def _check(outputs: Sequence[RequestOutput], calls: Sequence[AsyncCall]) -> None:
     """An answer with an error in it is an error, and so is one that timed out without a token."""
-    for output in outputs:
+    for output, call in zip(outputs, calls, strict=True):
         for choice in output.outputs:
             error = error_of_end(
-                choice.finish_reason, choice.error, tokens_of(outputs), timeout_seconds
+                choice.finish_reason, choice.error, tokens_of(outputs), call.expired
             )
             if error is not None:
                 raise error

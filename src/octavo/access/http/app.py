@@ -15,7 +15,7 @@ from octavo.access.http.chat import chat_completions
 from octavo.access.http.completions import completions
 from octavo.access.http.errors import NOT_FOUND, SERVER_ERROR, ApiError
 from octavo.access.http.service import Service, service_of
-from octavo.core.errors import OctavoError
+from octavo.core.errors import OctavoError, Overloaded
 
 logger = logging.getLogger("octavo.http")
 
@@ -62,14 +62,18 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _octavo_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OctavoError)
-    return _answered(request, ApiError.of(error))
+    return _answered(request, ApiError.of(error), error)
 
 
-def _answered(request: Request, error: ApiError) -> Response:
+def _answered(request: Request, answer: ApiError, error: OctavoError | None = None) -> Response:
     """The error's answer, counted if no call was made that is counted itself."""
     if request.url.path in COUNTED and not hasattr(request.state, "submitted"):
-        service_of(request).metrics.rejected(error.code or "unknown")
-    return error.response()
+        metrics = service_of(request).metrics
+        if isinstance(error, Overloaded):
+            metrics.turned_away(error.service_class, error.code, error.reason)
+        else:
+            metrics.rejected(answer.code or "unknown")
+    return answer.response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -14,14 +14,13 @@ from octavo.access.http.errors import invalid
 from octavo.access.http.fields import (
     Fields,
     check_model,
-    take_service_class,
     take_stream,
-    take_timeout,
 )
 from octavo.access.http.oversize import refuse_oversized
 from octavo.access.http.sampling import chat_params
 from octavo.access.http.service import Service, service_of
 from octavo.access.http.shapes import END_REASONS, chat_logprobs, usage_of
+from octavo.access.http.treatment import Treatment
 from octavo.access.http.work import Work
 from octavo.core.sampling import SamplingParams
 from octavo.engine.client import Completion, Delta, Prepared, RequestOutput
@@ -41,15 +40,15 @@ async def chat_completions(request: Request) -> Response:
     conversation = Conversation(fields)
     stream, include_usage = take_stream(fields)
     params = chat_params(fields)
-    service_class, timeout_seconds = take_service_class(fields), take_timeout(fields)
+    treatment = Treatment.take(fields, request, service)
     fields.refuse_unsupported()
+    treatment.check_room(service, conversation.characters)
     prepared = await service.run(conversation.characters, conversation.prepare, service, params)
     work = Work(
         prepared=[prepared],
         shape=ChatShape(service, with_usage=include_usage),
         arrival_seconds=arrival_seconds,
-        service_class=service_class,
-        timeout_seconds=timeout_seconds,
+        treatment=treatment,
         stream=stream,
         include_usage=include_usage,
         ignored=fields.ignored,
@@ -97,7 +96,7 @@ class ChatShape:
 
     def __init__(self, service: Service, *, with_usage: bool):
         self.answer_id = f"chatcmpl-{service.draw_id()}"
-        self._base: dict[str, object] = {
+        self.base: dict[str, object] = {
             "id": self.answer_id,
             "object": "chat.completion.chunk",
             "created": int(service.wall_clock()),
@@ -110,7 +109,7 @@ class ChatShape:
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         (output,) = outputs
         return {
-            **self._base,
+            **self.base,
             "object": "chat.completion",
             "choices": [_whole_choice(choice) for choice in output.outputs],
             "usage": usage_of([output.usage]),
@@ -131,7 +130,7 @@ class ChatShape:
 
     def usage_chunk(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         usage = usage_of(output.usage for output in outputs)
-        return {**self._base, "choices": [], "usage": usage}
+        return {**self.base, "choices": [], "usage": usage}
 
     def _chunk(
         self,
@@ -141,7 +140,7 @@ class ChatShape:
         reason: str | None = None,
     ) -> dict[str, object]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._base, "choices": [choice], **self._usage}
+        return {**self.base, "choices": [choice], **self._usage}
 
 
 def _whole_choice(choice: Completion) -> dict[str, object]:

@@ -14,14 +14,13 @@ from octavo.access.http.errors import invalid
 from octavo.access.http.fields import (
     Fields,
     check_model,
-    take_service_class,
     take_stream,
-    take_timeout,
 )
 from octavo.access.http.oversize import refuse_long_ids, refuse_oversized
 from octavo.access.http.sampling import completion_params
 from octavo.access.http.service import Service, service_of
 from octavo.access.http.shapes import END_REASONS, LegacyLogprobs, joined, usage_of
+from octavo.access.http.treatment import Treatment
 from octavo.access.http.work import MAX_CHOICES, Work
 from octavo.core.sampling import SamplingParams
 from octavo.engine.client import Completion, Delta, Prepared, RequestOutput
@@ -42,18 +41,18 @@ async def completions(request: Request) -> Response:
     echo = fields.boolean("echo")
     stream, include_usage = take_stream(fields)
     params = completion_params(fields, echo=echo)
-    service_class, timeout_seconds = take_service_class(fields), take_timeout(fields)
+    treatment = Treatment.take(fields, request, service)
     fields.refuse_unsupported()
     if len(prompts) * params.n > MAX_CHOICES:
         raise invalid(f"with these prompts asks for more than {MAX_CHOICES} answers", "n")
     size = sum(map(len, prompts))
+    treatment.check_room(service, size)
     prepared = await service.run(size, _prepare, service, prompts, names, params)
     work = Work(
         prepared=prepared,
         shape=CompletionShape(service, prepared, params, echo=echo, with_usage=include_usage),
         arrival_seconds=arrival_seconds,
-        service_class=service_class,
-        timeout_seconds=timeout_seconds,
+        treatment=treatment,
         stream=stream,
         include_usage=include_usage,
         ignored=fields.ignored,
@@ -112,7 +111,7 @@ class CompletionShape:
         self._echo = echo
         self._texts = [self._prompt_text(each) for each in prepared] if echo else []
         self._prepared = prepared
-        self._base: dict[str, object] = {
+        self.base: dict[str, object] = {
             "id": self.answer_id,
             "object": "text_completion",
             "created": int(service.wall_clock()),
@@ -131,7 +130,7 @@ class CompletionShape:
             for choice in output.outputs
         ]
         usage = usage_of(output.usage for output in outputs)
-        return {**self._base, "choices": choices, "usage": usage}
+        return {**self.base, "choices": choices, "usage": usage}
 
     def chunks(self, place: int, call: AsyncCall, delta: Delta) -> list[dict[str, object]]:
         number = place * self._params.n + delta.index
@@ -145,7 +144,7 @@ class CompletionShape:
 
     def usage_chunk(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         usage = usage_of(output.usage for output in outputs)
-        return {**self._base, "choices": [], "usage": usage}
+        return {**self.base, "choices": [], "usage": usage}
 
     def _whole_choice(
         self, place: int, output: RequestOutput, choice: Completion
@@ -186,7 +185,7 @@ class CompletionShape:
             return []
         reason = None if delta.finish_reason is None else END_REASONS[delta.finish_reason]
         choice = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return [{**self._base, "choices": [choice], **self._usage}]
+        return [{**self.base, "choices": [choice], **self._usage}]
 
     def _pieces(self, place: int) -> LegacyLogprobs:
         """Log-probabilities of one choice; an echo's own part is counted from the beginning."""

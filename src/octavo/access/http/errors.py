@@ -58,7 +58,7 @@ class ApiError(Exception):
                 status, kind = 404, NOT_FOUND
             case Overloaded():
                 status, kind = 429, RATE_LIMIT
-                headers["retry-after"] = str(math.ceil(error.retry_after_seconds))
+                headers["retry-after"] = str(max(math.ceil(error.retry_after_seconds), 1))
             case EngineError():
                 status = 503
                 headers["retry-after"] = str(RETRY_AFTER_SECONDS)
@@ -96,12 +96,12 @@ def invalid(message: str, param: str | None = None, *, code: str | None = None) 
     )
 
 
-def timed_out(timeout_seconds: float | None) -> ApiError:
-    """No token came within the caller's own `timeout_seconds`."""
+def timed_out(limit: str, seconds: float) -> ApiError:
+    """No token came within a limit of time, which bears the name of its field."""
     return ApiError(
         408,
-        f"timeout_seconds: no token within {timeout_seconds:g} s (allow more, or try again later)",
-        param="timeout_seconds",
+        f"{limit}: no token within {seconds:g} s (allow more, or try again later)",
+        param=limit,
         code="timeout",
         # Clients of the reference API send a request again after a 408; the caller's time is up.
         headers={"x-should-retry": "false"},

@@ -8,10 +8,8 @@ from typing import Any
 from octavo.access.http.errors import ApiError, invalid
 from octavo.access.http.service import Service
 from octavo.core.errors import ModelNotFound
-from octavo.core.sampling import as_integer, as_number
+from octavo.core.sampling import as_integer
 
-SERVICE_CLASSES = ("realtime", "standard", "batch")
-MAX_TIMEOUT_SECONDS = 86_400.0
 _STREAM_OPTIONS = {"include_usage", "include_obfuscation"}
 """The second pads events against eavesdroppers; events of this server never leave the machine."""
 WARNING_HEADER = "x-octavo-warning"
@@ -25,7 +23,6 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "service_tier": ("auto", "default"),
 }
 """Values of fields that are not supported which ask for nothing; so are null, false and empty."""
 
@@ -128,27 +125,6 @@ def check_model(fields: Fields, service: Service) -> None:
                 remedy=f"use {service.model_name!r}, or leave it out",
             )
         )
-
-
-def take_timeout(fields: Fields) -> float | None:
-    """`timeout_seconds`, above 0."""
-    value = fields.take("timeout_seconds")
-    if value is None:
-        return None
-    seconds = as_number(value, "timeout_seconds", 0.0, MAX_TIMEOUT_SECONDS)
-    if seconds == 0.0:
-        raise invalid("must be more than 0", "timeout_seconds")
-    return seconds
-
-
-def take_service_class(fields: Fields) -> str:
-    """`service_class`, by default "standard"."""
-    name = fields.text("service_class")
-    if name is None:
-        return "standard"
-    if name not in SERVICE_CLASSES:
-        raise invalid(f"must be one of {', '.join(SERVICE_CLASSES)}", "service_class")
-    return name
 
 
 def take_stream(fields: Fields) -> tuple[bool, bool]:

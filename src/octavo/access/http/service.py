@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from octavo.access.http.errors import unavailable
 from octavo.core.clock import Clock, monotonic
+from octavo.core.service_classes import BUILT_IN, Route, ServiceClass
 from octavo.observe.prometheus import ServingMetrics
 from octavo.text.templates import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
@@ -49,6 +50,8 @@ class Service:
     model_names: tuple[str, ...]
     max_body_bytes: int
     metrics: ServingMetrics
+    classes: tuple[ServiceClass, ...] = BUILT_IN
+    routes: tuple[Route, ...] = ()
     clock: Clock = monotonic
     wall_clock: Callable[[], float] = time.time
     draw_id: Callable[[], str] = random_id
@@ -76,6 +79,9 @@ class Service:
         """What answers give as `system_fingerprint`: equal ones compute the same bits."""
         facts = self.client.facts
         return None if facts is None else f"fp_{facts.bits_fingerprint[:16]}"
+
+    def class_named(self, name: str) -> ServiceClass:
+        return next(each for each in self.classes if each.name == name)
 
     def unready_reason(self) -> str | None:
         """Why no request should be sent here now; None if one may."""

@@ -96,7 +96,7 @@ class EventStream(Response):
     def _events(self, place: int, delta: Delta) -> bytes:
         self._tokens += len(delta.token_ids)
         error = error_of_end(
-            delta.finish_reason, delta.error, self._tokens, self._work.timeout_seconds
+            delta.finish_reason, delta.error, self._tokens, self._calls[place].expired
         )
         if error is not None:
             raise error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.access.http.fields import warning_headers
+from octavo.access.http.treatment import CLASS_HEADER, Treatment
 from octavo.engine.client import Delta, Prepared, RequestOutput
 
 if TYPE_CHECKING:
@@ -17,9 +18,13 @@ MAX_CHOICES = 1024
 
 
 class Shape(Protocol):
-    """How one route writes answers; one object serves one request."""
+    """How one route writes answers; one object serves one request.
+
+    Every object of the answer begins with `base`.
+    """
 
     answer_id: str
+    base: dict[str, object]
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         """The body of an answer that is not streamed."""
@@ -38,12 +43,20 @@ class Work:
     prepared: Sequence[Prepared]
     shape: Shape
     arrival_seconds: float
-    service_class: str
-    timeout_seconds: float | None
+    treatment: Treatment
     stream: bool
     include_usage: bool
     ignored: tuple[str, ...]
 
+    def note_class(self, service_class: str) -> None:
+        """The engine has taken it in this class; what is answered from now on says so."""
+        self.shape.base.update(self.treatment.told(service_class))
+
     @property
     def headers(self) -> dict[str, str]:
-        return {"x-request-id": self.shape.answer_id, **warning_headers(self.ignored)}
+        """Headers of an answer, once the class is known."""
+        return {
+            "x-request-id": self.shape.answer_id,
+            CLASS_HEADER: str(self.shape.base["service_class"]),
+            **warning_headers(self.ignored),
+        }

@@ -1,0 +1,1 @@
+"""Whether a server keeps what its service classes promise, measured from outside."""
