@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from octavo.compute.batch import Batch, Draw, Float32Array, Score, StepModel, StepOutput
+from octavo.compute.batch import Batch, ByteRows, Draw, Float32Array, Score, StepModel, StepOutput
 from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput, TokenLogprob
 from octavo.core.request import FinishReason, Request, RequestState, Transition
@@ -44,6 +44,9 @@ class RecordingModel:
 
     def allocate_kv(self, pages: int, page_tokens: int) -> None:
         self._model.allocate_kv(pages, page_tokens)
+
+    def kv_pages(self) -> ByteRows:
+        return self._model.kv_pages()
 
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:
         return self._model.logits(batch, wanted)

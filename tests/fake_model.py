@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.compute.batch import Batch, Draw, Float32Array, Score, StepOutput
+from octavo.compute.batch import Batch, ByteRows, Draw, Float32Array, Score, StepOutput
 from octavo.compute.program import KvLayout, Program
 from octavo.core.output import TokenLogprob
 
@@ -50,6 +50,9 @@ class FakeModel:
 
     def allocate_kv(self, pages: int, page_tokens: int) -> None:
         self._kv = np.full((pages, page_tokens), UNWRITTEN, dtype=np.int64)
+
+    def kv_pages(self) -> ByteRows:
+        return self._kv.view(np.uint8)
 
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:
         """Random rows that follow from each prefix."""

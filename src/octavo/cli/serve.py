@@ -91,6 +91,7 @@ def startup_table(facts: EngineFacts, url: str) -> str:
             f"{_megabytes(facts.kv_bytes)}: {facts.pages} pages of {facts.page_tokens} tokens, "
             f"{facts.kv_format}",
         ),
+        *([("disk", facts.swap)] if facts.swap else []),
         ("in all", _megabytes(whole_bytes)),
         ("kernels", f"{facts.backend}, {facts.tier}, activations {facts.activations}"),
         ("threads", f"{facts.threads} ({facts.threads_reason})"),

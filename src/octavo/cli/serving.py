@@ -167,7 +167,8 @@ class Serving:
         await service.client.close()
         http.end(max(deadline - time.monotonic(), _FLUSH_SECONDS))
         await asyncio.shield(listening)
-        await supervisor.drain(_FLUSH_SECONDS)
+        # An engine with a tier on disk writes down what is cached.
+        await supervisor.drain(max(deadline - time.monotonic(), _FLUSH_SECONDS))
 
     def _open_service(self, address: str) -> Service:
         # Late and in a thread, so that it happens while the engine loads.

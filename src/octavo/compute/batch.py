@@ -14,6 +14,7 @@ from octavo.core.output import TokenLogprob
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
+ByteRows = NDArray[np.uint8]
 
 
 @dataclass(slots=True)
@@ -95,6 +96,10 @@ class StepModel(Protocol):
 
     def allocate_kv(self, pages: int, page_tokens: int) -> None:
         """(Re)allocate the cache; contents are lost."""
+        ...
+
+    def kv_pages(self) -> ByteRows:
+        """The cache as bytes [pages, bytes of a page], not a copy; between two steps only."""
         ...
 
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:

@@ -180,6 +180,18 @@ def _bytes_or_auto(value: object, name: str) -> int | None:
     return parse_bytes(value, name)
 
 
+def _bytes_or_off(value: object, name: str) -> int | None:
+    if value is None or value is False or (isinstance(value, str) and value.strip() == "off"):
+        return None
+    return parse_bytes(value, name)
+
+
+def _folder_or_auto(value: object, name: str) -> str | None:
+    if value is None or value == "auto":
+        return None
+    return _text(value, name)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """How requests share a step."""
@@ -233,6 +245,18 @@ class MemorySettings:
         None, _bytes_or_auto, "bytes", "KV cache in all (auto: from the memory that is free)"
     )
     kv_format: str = _setting("fp16", _choice("fp16", "int8", "fp32"), "", "how K and V are stored")
+    swap_space: int | None = _setting(
+        None, _bytes_or_off, "bytes", "disk space for pages that the KV cache has no room for"
+    )
+    swap_dir: str | None = _setting(
+        None, _folder_or_auto, "", "folder of those pages (auto: in Octavo's own folder)"
+    )
+    swap_threshold: float = _setting(
+        0.7, _number(0, 1), "", "part of the KV cache in use from which cold pages are written"
+    )
+    swap_timeout_ms: float = _setting(
+        5000.0, _number(1, 600_000), "milliseconds", "how long a request waits for pages from disk"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,14 +106,14 @@ def explain(loaded: LoadedSettings) -> str:
 def show_value(key: str, value: object) -> str:
     """A value as it may be written in any source."""
     if value is None:
-        return "off" if key == "scheduler.max_step_ms" else "auto"
+        return "off" if key in ("scheduler.max_step_ms", "memory.swap_space") else "auto"
     if key == "scheduler.service_classes" and isinstance(value, tuple):
         return show_classes(value)
     if key == "scheduler.routes" and isinstance(value, tuple):
         return show_routes(value)
     if isinstance(value, float):
         return f"{value:g}"
-    if key.endswith("_bytes") and isinstance(value, int):
+    if (key.endswith("_bytes") or key == "memory.swap_space") and isinstance(value, int):
         return format_bytes(value)
     return str(value)
 
@@ -139,7 +139,13 @@ def _check_together(settings: Settings) -> None:
             field="scheduler.token_budget",
             remedy="raise it, or lower scheduler.max_batch_size",
         )
-
+    memory = settings.memory
+    if memory.swap_dir is not None and memory.swap_space is None:
+        raise SettingsError(
+            "a folder alone is not used",
+            field="memory.swap_dir",
+            remedy="say how much it may hold, for example memory.swap_space=8GB",
+        )
     check_routes(scheduler.routes, scheduler.service_classes, "scheduler.routes")
 
 

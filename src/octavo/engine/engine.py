@@ -11,6 +11,7 @@ from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput
 from octavo.core.request import FinishReason, Request
 from octavo.engine.executor import Executor
+from octavo.memory.tiers.swapper import Swapper
 from octavo.observe.metrics import EngineMetrics
 from octavo.schedule.plan import RowResult, StepPlan, StepResult
 from octavo.schedule.scheduler import Scheduler
@@ -32,12 +33,14 @@ class Engine:
         scheduler: Scheduler,
         executor: Executor,
         *,
+        swapper: Swapper | None = None,
         metrics: EngineMetrics | None = None,
         clock: Clock = monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
         self.scheduler = scheduler
         self.metrics = metrics or EngineMetrics()
+        self.swapper = swapper
         self._executor = executor
         self._clock = clock
         self._sleep = sleep
@@ -56,13 +59,18 @@ class Engine:
         """
         self.scheduler.add(request)
         self.metrics.requests.add()
+        swapper = self.swapper
+        if swapper and swapper.want(request.id, self.scheduler.reusable_keys(request.id)):
+            self.scheduler.hold_back(request.id)
 
     def cancel(self, request_id: RequestId) -> bool:
         """End a request without an answer; False if it is not there. It makes no more news."""
+        self._forget(request_id)
         return self.scheduler.cancel(request_id)
 
     def finish(self, request_id: RequestId) -> bool:
         """End a request whose reader has enough; False if it is not there. No more news of it."""
+        self._forget(request_id)
         return self.scheduler.finish(request_id, FinishReason.STOP)
 
     def step(self) -> list[EngineOutput]:
@@ -72,6 +80,7 @@ class Engine:
             EngineError: there is work but nothing to run, which is a defect of the scheduler.
         """
         started = self._clock()
+        self._swap()
         if self._pending is None:
             plan = self.scheduler.plan()
             self.scheduler.commit(plan)
@@ -81,7 +90,9 @@ class Engine:
         self._pending = None
         outputs = self.scheduler.on_result(result)
         patience = self.scheduler.patience_seconds if plan.is_empty else 0.0
-        if patience > 0:
+        if plan.is_empty and self.swapper and self.swapper.is_loading:
+            self.swapper.wait(_LONGEST_SLEEP_SECONDS)
+        elif patience > 0:
             # A batch waits for company, but whoever is to bring it has to be heard.
             self._sleep(min(patience, _LONGEST_SLEEP_SECONDS))
         else:
@@ -89,9 +100,26 @@ class Engine:
         self._measure(plan, result, outputs, self._clock() - started)
         return outputs
 
+    def tend(self) -> bool:
+        """Do what is put off while there is work; False if there is no more of it."""
+        return self.swapper is not None and self.swapper.tend()
+
     def close(self) -> None:
-        """Free weights and cache; safe to call twice."""
+        """Write down what is cached, free weights and cache; safe to call twice."""
+        if self.swapper is not None:
+            self.swapper.close()
+            self.swapper = None
         self._executor.close()
+
+    def _swap(self) -> None:
+        """Move pages between the cache and the tier below, and let go who waited for them."""
+        if self.swapper is not None:
+            for request_id in self.swapper.poll(is_busy=self.scheduler.running_count > 0):
+                self.scheduler.let_go(request_id)
+
+    def _forget(self, request_id: RequestId) -> None:
+        if self.swapper is not None:
+            self.swapper.forget(request_id)
 
     def _execute(self, plan: StepPlan) -> StepResult:
         started = self._clock()

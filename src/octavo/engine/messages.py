@@ -61,7 +61,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `phase_seconds` are the parts of its start-up in order. `note` says why less than the model's
     context is served, if so. `bits_fingerprint` is hexadecimal: engines with the same one compute
-    the same bits.
+    the same bits. `swap` says what lies below the KV cache, or why nothing does.
     """
 
     model_path: str
@@ -87,6 +87,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     process_id: int
     phase_seconds: dict[str, float]
     note: str | None = None
+    swap: str | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

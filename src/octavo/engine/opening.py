@@ -16,6 +16,7 @@ from octavo.core.settings import PAGE_SIZES_TOKENS, SchedulerSettings, Settings,
 from octavo.engine.capacity import Capacity, available_memory_bytes, plan_capacity
 from octavo.engine.engine import Engine
 from octavo.engine.prompts import Limits
+from octavo.engine.swapping import OpenSwapper, open_swapper
 from octavo.observe.metrics import EngineMetrics
 from octavo.schedule.scheduler import Scheduler
 
@@ -40,6 +41,7 @@ class OpenEngine:
     bits_facts: Mapping[str, str]
     bits_fingerprint: bytes
     phase_seconds: Mapping[str, float]
+    swap: OpenSwapper
 
 
 def open_engine(
@@ -99,20 +101,26 @@ def open_engine(
             clock=clock,
         )
         bits_fingerprint = fingerprint({**opened.facts, "page_tokens": str(tokens)})
+        planner = Scheduler(
+            pages=capacity.pages,
+            page_tokens=tokens,
+            token_budget=scheduler.token_budget,
+            max_rows=scheduler.max_batch_size,
+            max_context=capacity.context_tokens,
+            max_chunk_tokens=scheduler.max_chunk_tokens,
+            fingerprint=bits_fingerprint,
+            clock=clock,
+            emit=emit,
+            **_promises(scheduler, bounded_queues=bounded_queues),
+        )
+        facts = {**opened.facts, "page_tokens": str(tokens)}
+        swap = open_swapper(settings.memory, model, planner, bits_fingerprint, facts, clock=clock)
+        if swap.about and swap.swapper is None:
+            logger.warning("pages on disk: %s", swap.about)
         engine = Engine(
-            Scheduler(
-                pages=capacity.pages,
-                page_tokens=tokens,
-                token_budget=scheduler.token_budget,
-                max_rows=scheduler.max_batch_size,
-                max_context=capacity.context_tokens,
-                max_chunk_tokens=scheduler.max_chunk_tokens,
-                fingerprint=bits_fingerprint,
-                clock=clock,
-                emit=emit,
-                **_promises(scheduler, bounded_queues=bounded_queues),
-            ),
+            planner,
             executor,
+            swapper=swap.swapper,
             metrics=EngineMetrics(),
             clock=clock,
         )
@@ -126,6 +134,7 @@ def open_engine(
         limits=Limits(capacity.context_tokens, program.vocabulary_size),
         bits_facts=opened.facts,
         bits_fingerprint=bits_fingerprint,
+        swap=swap,
         phase_seconds={"weights": loaded - started, "cache": clock() - loaded},
     )
 

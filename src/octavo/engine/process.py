@@ -167,6 +167,7 @@ def _facts(
             "warm-up": warm_seconds,
         },
         note=capacity.note,
+        swap=opened.swap.about,
     )
 
 

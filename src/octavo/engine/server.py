@@ -113,6 +113,7 @@ class EngineServer:
         self._owners: dict[RequestId, tuple[Frontend, float]] = {}
         self._stats = StatsSource(engine, clock, max_rows=facts.max_rows)
         self._stats_due = False
+        self._tends = False
         self._stats_seconds = clock()
         self._draining = False
         self._bad_messages = 0
@@ -146,6 +147,8 @@ class EngineServer:
                 self._receive()
                 if self._engine.has_work:
                     self._step()
+                elif self._tends:
+                    self._tends = self._engine.tend()
                 self._frontends.flush()
                 self._tell_stats()
                 if self._draining and not self._engine.has_work and not self._frontends.has_mail:
@@ -161,7 +164,7 @@ class EngineServer:
     def _patience_milliseconds(self) -> int | None:
         if self._engine.has_work or self._draining:
             return 0 if self._engine.has_work else int(MAIL_SECONDS * 1000)
-        if self._frontends.has_mail:
+        if self._frontends.has_mail or self._tends:
             return int(MAIL_SECONDS * 1000)
         return 0 if self._stats_due else None
 
@@ -287,7 +290,7 @@ class EngineServer:
             message = Outputs(tuple(outputs[frontend]), tuple(started[frontend]))
             self._frontends.send(frontend, message)
         self._stats.stepped()
-        self._stats_due = True
+        self._stats_due = self._tends = True
 
     def _tell_stats(self) -> None:
         """Four times a second while there is work, and at the end of it."""

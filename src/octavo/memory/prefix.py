@@ -47,6 +47,19 @@ class PrefixIndex:
             found.append(pages[identity])
         return found
 
+    def key_of(self, page: int) -> bytes:
+        """The key of a page that is cached, or indexed at least."""
+        return self.keys[self.hash_id[page]]
+
+    def chain_of(self, page: int) -> list[bytes]:
+        """The keys from the first page of a prefix to an indexed page."""
+        chain = []
+        identity = self.hash_id[page]
+        while identity != NONE:
+            chain.append(self.keys[identity])
+            identity = self.parent[identity]
+        return chain[::-1]
+
     def is_indexed(self, page: int) -> bool:
         identity = self.hash_id[page]
         return identity != NONE and self.page[identity] == page

@@ -17,6 +17,9 @@ from octavo.schedule.producers import PrefixProducers
 from octavo.schedule.rows import Rows
 from octavo.schedule.sequence import Sequence
 
+_ASIDE = b"aside "
+"""In front of the names that held back requests are parked on; no key of a page begins so."""
+
 
 def _ignore(event: object) -> None:
     """The sink of those who want no events."""
@@ -64,6 +67,16 @@ class Ledger:
         self.sequences[sequence.id] = sequence
         self._wait(sequence, now)
         self._push(sequence, now)
+
+    def hold_back(self, sequence: Sequence) -> None:
+        """Take a waiting request aside until it is let go."""
+        sequence.lane.queue.remove(sequence)
+        self.producers.park(sequence, _ASIDE + sequence.id.encode())
+
+    def let_go(self, sequence: Sequence, now: float) -> None:
+        """Queue a request again that was held back."""
+        if self.producers.unpark(sequence):
+            self._push(sequence, now)
 
     # What a plan does
 

@@ -193,6 +193,23 @@ class Scheduler:
         self._arrivals += 1
         self._ledger.add(sequence, now)
 
+    def reusable_keys(self, request_id: RequestId) -> Ordered[bytes]:
+        """Keys of the pages that a request could take from the cache, if they were there."""
+        sequence = self._ledger.sequences[request_id]
+        return sequence.keys[: sequence.reusable_pages]
+
+    def hold_back(self, request_id: RequestId) -> None:
+        """Plan a request that waits for a row only after `let_go`: its pages are on their way."""
+        self._planned = None
+        self._ledger.hold_back(self._ledger.sequences[request_id])
+
+    def let_go(self, request_id: RequestId) -> None:
+        """Plan a request that was held back, if it has not ended."""
+        sequence = self._ledger.sequences.get(request_id)
+        if sequence is not None:
+            self._planned = None
+            self._ledger.let_go(sequence, self._clock())
+
     def cancel(self, request_id: RequestId) -> bool:
         """End a request in any state at once; False if it is not there (any more)."""
         return self._end(request_id, RequestState.CANCELLED, "cancelled")

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.compute.batch import Batch, Draw, Float32Array, Int32Array, Score, StepOutput
+from octavo.compute.batch import Batch, ByteRows, Draw, Float32Array, Int32Array, Score, StepOutput
 from octavo.compute.kernels.cpu import _native
 from octavo.compute.kernels.cpu.lower import Lowered, lower
 from octavo.compute.kernels.cpu.profile import StepPart, step_parts
@@ -69,6 +69,7 @@ class CpuModel:
         self._native: _native.Model | None = self._build(
             program, weights, activations=activations, kv_format=kv_format
         )
+        self._pages = 0
         self.weight_bytes: int = self._native.weight_bytes
         self.workspace_bytes: int = self._native.workspace_bytes
 
@@ -79,6 +80,11 @@ class CpuModel:
     def allocate_kv(self, pages: int, page_tokens: int) -> None:
         """(Re)allocate the cache; contents are lost. Memory is taken when a page is first used."""
         self._model().allocate_kv(pages, page_tokens)
+        self._pages = pages
+
+    def kv_pages(self) -> ByteRows:
+        """The cache as bytes [pages, bytes of a page], not a copy."""
+        return self._model().cache_bytes().reshape(self._pages, -1)
 
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:
         """Run a step; return logits [len(wanted), vocabulary] of the batch tokens in `wanted`.

@@ -44,6 +44,10 @@ class PagedCache:
         if kv_format == "int8":
             self._scales = np.full(heads, np.nan, dtype=np.float32)
 
+    def page_bytes(self) -> NDArray[np.uint8]:
+        """All pages as bytes [pages, bytes of a page], not a copy."""
+        return self._slots.reshape(self.pages, -1).view(np.uint8)
+
     def write(self, layer: int, table: NDArray[np.int32], start: int, k: Floats, v: Floats) -> None:
         """Store k, v [tokens, kv_heads, head_dim] at positions from `start`.
 

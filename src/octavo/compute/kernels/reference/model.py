@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.compute.batch import Batch, Draw, Float32Array, Score, StepOutput
+from octavo.compute.batch import Batch, ByteRows, Draw, Float32Array, Score, StepOutput
 from octavo.compute.kernels.reference import operators
 from octavo.compute.kernels.reference.cache import FORMATS, PagedCache, head_bytes
 from octavo.compute.kernels.reference.operators import Floats
@@ -86,6 +86,10 @@ class ReferenceModel:
             raise ValueError(f"{pages} pages of {page_tokens} tokens: sizes are {PAGE_TOKENS}")
         self._cache = PagedCache(self.program.kv, self._kv_format, pages, page_tokens)
 
+    def kv_pages(self) -> ByteRows:
+        """The cache as bytes [pages, bytes of a page], not a copy."""
+        return self._kv().page_bytes()
+
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:
         """Run a step; return logits [len(wanted), vocabulary] of the batch tokens in `wanted`.
 
@@ -131,14 +135,17 @@ class ReferenceModel:
 
     def _run(self, batch: Batch) -> Floats:
         """All operators but the head; returns the head's input [tokens, hidden]."""
-        cache = self._cache
-        if cache is None:
-            raise EngineError("no KV cache", remedy="call allocate_kv first")
+        cache = self._kv()
         check_batch(batch, self.program.vocabulary_size, cache.pages, cache.page_tokens)
         step = _Step(self, batch, cache)
         for operator in self.program.operators[:-1]:
             step.apply(operator)
         return step.values[_head_operator(self.program).x]
+
+    def _kv(self) -> PagedCache:
+        if self._cache is None:
+            raise EngineError("no KV cache", remedy="call allocate_kv first")
+        return self._cache
 
     def _head(self, x: Floats, wanted: Sequence[int] | NDArray[np.int32]) -> Float32Array:
         head = _head_operator(self.program)

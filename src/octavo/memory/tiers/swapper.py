@@ -1,0 +1,267 @@
+"""Decides which pages go down to a tier and which come back up, between the steps of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.core.clock import Clock, monotonic
+from octavo.core.ids import RequestId
+from octavo.memory.cache import PageCache
+from octavo.memory.tiers.mover import PageMover
+from octavo.memory.tiers.tier import look_up
+
+_DEPTH_PAGES = 64
+"""Above the threshold so many of the coldest pages are kept written."""
+_SCAN_PAGES = 256
+"""Pages that an idle engine looks at in one go."""
+_MOST_IN_ONE_GO = 1 << 30
+
+RecomputeSeconds = Callable[[int, int], float]
+"""What computing tokens takes: (tokens before them, tokens) -> seconds."""
+
+
+class PageBytes(Protocol):
+    """The bytes of the pages of the KV cache, by page id; used between steps only."""
+
+    page_bytes: int
+
+    def read(self, page: int) -> bytes: ...
+
+    def write(self, page: int, content: memoryview) -> None: ...
+
+
+@dataclass(slots=True)
+class SwapCounters:
+    """What a swapper has decided: loads begun, given up for time, and not begun as too slow.
+
+    `loaded_pages` came in and were of use, `written_pages` were handed to the tier.
+    """
+
+    loads: int = 0
+    loads_timed_out: int = 0
+    loads_too_slow: int = 0
+    loaded_pages: int = 0
+    written_pages: int = 0
+
+
+@dataclass(slots=True)
+class _Load:
+    """Pages `start` to `end` of a chain of keys on their way in, and who waits for them."""
+
+    number: int
+    keys: Sequence[bytes]
+    at: int
+    end: int
+    deadline_seconds: float
+    waiting: dict[RequestId, Sequence[bytes]] = field(default_factory=dict)
+
+
+class Swapper:
+    """Keeps the coldest cached pages of a `PageCache` written down, and fetches what is wanted.
+
+    A page that comes in becomes an ordinary cached page, so that whoever looks it up finds it;
+    between two steps nothing here holds any page. Bytes are copied when no step runs, at most
+    `step_bytes` of them while requests wait for the next one. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        cache: PageCache,
+        pages: PageBytes,
+        mover: PageMover,
+        recompute_seconds: RecomputeSeconds,
+        *,
+        page_tokens: int,
+        threshold: float,
+        timeout_seconds: float,
+        step_bytes: int,
+        drain_seconds: float,
+        clock: Clock = monotonic,
+    ):
+        self.counters = SwapCounters()
+        self.mover = mover
+        self._cache = cache
+        self._pages = pages
+        self._recompute_seconds = recompute_seconds
+        self._page_tokens = page_tokens
+        self._threshold = threshold
+        self._timeout_seconds = timeout_seconds
+        self._step_pages = max(step_bytes // pages.page_bytes, 1)
+        self._drain_seconds = drain_seconds
+        self._clock = clock
+        self._loads: dict[int, _Load] = {}
+        self._numbers = 0
+        self._idle_pages: list[int] | None = None
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loads)
+
+    def want(self, name: RequestId, keys: Sequence[bytes]) -> bool:
+        """A request could use the pages of `keys`; True if it should wait until `poll` names it."""
+        self._idle_pages = None
+        return self._want(name, keys)
+
+    def forget(self, name: RequestId) -> None:
+        """A request has ended; what only it waited for is not loaded any more."""
+        for load in list(self._loads.values()):
+            if load.waiting.pop(name, None) is not None and not load.waiting:
+                self._drop(load)
+
+    def poll(self, *, is_busy: bool) -> list[RequestId]:
+        """Take what came in, write down what is cold; who need not wait any longer.
+
+        With `is_busy` requests wait for the next step, and little is moved.
+        """
+        ended = self._take_in(self._step_pages if is_busy else _MOST_IN_ONE_GO)
+        now = self._clock()
+        for load in list(self._loads.values()):
+            if now >= load.deadline_seconds:
+                self.counters.loads_timed_out += 1
+                self._drop(load)
+                ended += load.waiting
+        self._write_cold()
+        return ended
+
+    def wait(self, seconds: float) -> None:
+        """Nothing else is to be done: wait for a page, but not longer."""
+        self.mover.wait(seconds)
+
+    def tend(self) -> bool:
+        """Write down what is cached while there is no work; False if all of it is written."""
+        if self._idle_pages is None:
+            self._idle_pages = self._newest_pages()
+        for _ in range(min(_SCAN_PAGES, len(self._idle_pages))):
+            if self.mover.store_room < 1:
+                break
+            # What was used last is the likeliest to be asked for again; parents go first.
+            page = self._idle_pages.pop()
+            if not self._is_kept(page):
+                self._write(page)
+        return bool(self._idle_pages)
+
+    def close(self) -> None:
+        """Write down all that is cached, as far as the time allows; end mover and tier."""
+        for load in list(self._loads.values()):
+            self._drop(load)
+        deadline = self._clock() + self._drain_seconds
+        for page in reversed(self._newest_pages()):
+            if not self._is_kept(page):
+                if not self.mover.wait_for_room(max(deadline - self._clock(), 0.0)):
+                    break
+                self._write(page)
+        self.mover.drain(max(deadline - self._clock(), 0.0))
+        self.mover.close()
+
+    # Up
+
+    def _want(self, name: RequestId, keys: Sequence[bytes]) -> bool:
+        start = len(self._cache.look_up(keys))
+        end = start + look_up(self.mover.tier, keys[start:])
+        if end == start:
+            return False
+        for load in self._loads.values():
+            if load.keys[load.at : load.at + 1] == keys[start : start + 1]:
+                load.waiting[name] = keys
+                return True
+        self.mover.tier.touch(reversed(keys[:end]))
+        pages = end - start
+        seconds = (pages + self.mover.waiting_loads) * self.mover.load_seconds
+        tokens = self._page_tokens
+        if seconds >= self._recompute_seconds(start * tokens, pages * tokens):
+            self.counters.loads_too_slow += 1
+            return False
+        self._numbers += 1
+        deadline = self._clock() + self._timeout_seconds
+        load = _Load(self._numbers, keys, start, end, deadline, {name: keys})
+        self._loads[load.number] = load
+        self.counters.loads += 1
+        self.mover.load(load.number, keys[start:end])
+        return True
+
+    def _take_in(self, most_pages: int) -> list[RequestId]:
+        arrived: dict[int, list[memoryview | None]] = {}
+        for loaded in self.mover.take(most_pages):
+            arrived.setdefault(loaded.number, []).append(loaded.content)
+        ended: list[RequestId] = []
+        for number, contents in arrived.items():
+            load = self._loads.get(number)
+            if load is not None and not self._insert(load, contents):
+                self._drop(load)
+                ended += self._after(load)
+        return ended
+
+    def _insert(self, load: _Load, contents: list[memoryview | None]) -> bool:
+        """Put pages into the cache; False if the load is over, at its end or before."""
+        cache = self._cache
+        table = cache.look_up(load.keys[: load.at])
+        if len(table) < load.at:
+            return False
+        cache.share(table)
+        try:
+            for content in contents:
+                if content is None:
+                    return False
+                found = cache.look_up(load.keys[load.at : load.at + 1])
+                if found:
+                    cache.share(found)
+                    table += found
+                elif cache.pool.held_count == cache.pool.pages:
+                    return False
+                else:
+                    page = cache.allocate()
+                    table.append(page)
+                    self._pages.write(page, content)
+                    parent = load.keys[load.at - 1] if load.at else None
+                    cache.publish(page, load.keys[load.at], parent)
+                    self.counters.loaded_pages += 1
+                load.at += 1
+            return load.at < load.end
+        finally:
+            # Whole and from its end, which leaves children older than their parents.
+            cache.release(table)
+
+    def _after(self, load: _Load) -> list[RequestId]:
+        """Who of a load that is over goes on; those who can use more wait for that."""
+        if load.at < load.end:
+            return list(load.waiting)
+        return [name for name, keys in load.waiting.items() if not self._want(name, keys)]
+
+    def _drop(self, load: _Load) -> None:
+        del self._loads[load.number]
+        self.mover.cancel(load.number)
+
+    # Down
+
+    def _is_kept(self, page: int) -> bool:
+        key = self._cache.index.key_of(page)
+        return self.mover.is_storing(key) or self.mover.tier.holds(key)
+
+    def _write_cold(self) -> None:
+        """Above the threshold, write some of the pages that would be evicted next."""
+        pool = self._cache.pool
+        room = min(self.mover.store_room, self._step_pages)
+        if room < 1 or not self.mover.tier.takes_pages:
+            return
+        if pool.pages - pool.free_count <= self._threshold * pool.pages:
+            return
+        for _, page in zip(range(_DEPTH_PAGES), pool.cached_pages(), strict=False):
+            if not self._is_kept(page):
+                self._write(page)
+                room -= 1
+                if room == 0:
+                    return
+
+    def _newest_pages(self) -> list[int]:
+        """As many cached pages as the tier can hold, the last of them used last."""
+        if not self.mover.tier.takes_pages:
+            return []
+        pages = list(self._cache.pool.cached_pages())
+        return pages[-self.mover.tier.capacity().most_pages :]
+
+    def _write(self, page: int) -> None:
+        chain = self._cache.index.chain_of(page)
+        self.mover.store(chain, self._pages.read(page))
+        self.counters.written_pages += 1
