@@ -60,7 +60,7 @@ def accept_tokens(
         generated = sequence.generated_tokens
         if token in request.stop_ids and generated > request.params.min_tokens:
             reason = FinishReason.STOP
-        elif generated >= request.max_new_tokens or len(sequence.tokens) >= limit_tokens:
+        elif generated >= request.max_new_tokens or sequence.token_count >= limit_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             break

@@ -43,6 +43,7 @@ class Admissions:
         self._free_rows: list[int] | None = None
         self._marks: dict[bytes, Sequence] = {}
         self._counts: dict[Lane, int] = {}
+        self._victims: dict[tuple[Lane, bool], list[Lane]] = {}
         self._joined = 0
         self._running = sum(len(lane.running) for lane in lanes)
         self._outstanding: int | None = None
@@ -65,7 +66,7 @@ class Admissions:
             self.waits.append(PrefixWait(sequence.id, producer.id, sequence.keys[page]))
             self.goes_on = True
             return None
-        needed = sequence.pages_for(len(sequence.tokens)) - len(reused)
+        needed = sequence.pages_for(sequence.token_count) - len(reused)
         if not self._may_hold(lane, needed + len(reused)):
             return None
         row = self._free_row()
@@ -76,7 +77,7 @@ class Admissions:
             row = self._free_row()
             # Pages of victims that were found are now as free as any other.
             reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
-            needed = sequence.pages_for(len(sequence.tokens)) - len(reused)
+            needed = sequence.pages_for(sequence.token_count) - len(reused)
             if row is None or not self._fits(needed + draft.pages.unheld(reused)):
                 return None
         return row, reused
@@ -156,11 +157,7 @@ class Admissions:
         if lane.pages + pages > draft.kv_limit(lane):
             return False
         fits_row = self._free_row() is not None
-        lower = [each for each in self._lanes[::-1] if each.rank > lane.rank]
-        over = [each for each in self._lanes[::-1] if draft.is_over(each) and each is not lane]
-        # Rows are taken from lower classes only, pages from those over their share too.
-        first = over if fits_row else [each for each in over if each in lower]
-        lanes = list(dict.fromkeys([*first, *lower]))
+        lanes = self._victim_lanes(lane, fits_row)
         chosen: list[Sequence] = []
         freed = 0
         missing = (
@@ -177,6 +174,17 @@ class Admissions:
         for victim in chosen:
             self.preempt(victim, f"made room for class {lane.service.name}")
         return True
+
+    def _victim_lanes(self, lane: Lane, has_row: bool) -> list[Lane]:
+        """Classes that give way to `lane`: lower ones, for pages also those over their share."""
+        lanes = self._victims.get((lane, has_row))
+        if lanes is None:
+            lower = [each for each in self._lanes[::-1] if each.rank > lane.rank]
+            others = [each for each in self._lanes[::-1] if each is not lane]
+            over = [each for each in others if self._draft.is_over(each)]
+            first = over if has_row else [each for each in over if each in lower]
+            lanes = self._victims[lane, has_row] = list(dict.fromkeys([*first, *lower]))
+        return lanes
 
     def _outstanding_pages(self) -> int:
         """Pages that prefills will still need for the tokens they have."""
@@ -198,4 +206,4 @@ class Admissions:
         held = len(sequence.table)
         if chunk is not None:
             held += len(chunk.taken) + len(chunk.reused)
-        return max(sequence.pages_for(len(sequence.tokens)) - held, 0)
+        return max(sequence.pages_for(sequence.token_count) - held, 0)

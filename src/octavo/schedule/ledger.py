@@ -154,7 +154,7 @@ class Ledger:
             )
             sequence.home.counters.queue_seconds += now - sequence.queued_seconds
         self._unwait(sequence, now)
-        lane.queue.charge(tenant, len(sequence.tokens) - admission.cached_tokens)
+        lane.queue.charge(tenant, sequence.token_count - admission.cached_tokens)
         self._move(sequence, RequestState.RUNNING, "admitted", now)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = admission.cached_tokens
@@ -307,13 +307,13 @@ class Ledger:
         if not home.waiting:
             home.began_to_wait(now)
         home.waiting += 1
-        home.waiting_tokens += len(sequence.tokens)
+        home.waiting_tokens += sequence.token_count
 
     def _unwait(self, sequence: Sequence, now: float) -> None:
         home = sequence.home
         home.waiting -= 1
-        home.waiting_tokens -= len(sequence.tokens)
-        home.drained(len(sequence.tokens), now)
+        home.waiting_tokens -= sequence.token_count
+        home.drained(sequence.token_count, now)
 
     def _move(self, sequence: Sequence, after: RequestState, reason: str, now: float) -> None:
         sequence.state = move(

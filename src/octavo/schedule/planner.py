@@ -235,7 +235,7 @@ class Planner:
     def _least_seconds(self, turn: _Turn) -> float:
         if len(turn.decodes):
             return self._cost.decodes(1, int(self._rows.computed[turn.decodes[0]]))
-        return 0.0 if turn.next is None else self._cost.chunk(1, len(turn.next.tokens))
+        return 0.0 if turn.next is None else self._cost.chunk(1, turn.next.token_count)
 
     def _serve_urgent(self) -> None:
         if self._limit == _INFINITE:
@@ -384,7 +384,7 @@ class Planner:
                     if full and not self.draft.force_page_for(sequence):
                         turn.advance()
                         continue
-                least = self._cost.chunk(1, len(sequence.tokens))
+                least = self._cost.chunk(1, sequence.token_count)
                 self._serve_prefill(turn, max(least, self._left))
                 if self.draft.has_rows:
                     return

@@ -70,7 +70,7 @@ class LaneQueue:
             yield sequence
             index += 1
             if index < len(entries):
-                served += len(sequence.tokens)
+                served += sequence.token_count
                 level = served // COARSE_TOKENS
                 heapq.heappush(heap, (level, *entries[index][:3], name, index, served))
 
@@ -81,7 +81,7 @@ class LaneQueue:
     def push(self, sequence: Sequence) -> None:
         """Queue a sequence; one that was preempted goes ahead of those that never ran."""
         self._count += 1
-        self.waiting_tokens += len(sequence.tokens)
+        self.waiting_tokens += sequence.token_count
         if sequence.was_preempted:
             insort(self._returning, (sequence.key, sequence))
             return
@@ -115,7 +115,7 @@ class LaneQueue:
             if account.entries:
                 insort(self._active, account.place())
         self._count -= 1
-        self.waiting_tokens -= len(sequence.tokens)
+        self.waiting_tokens -= sequence.token_count
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Tokens were computed for a tenant."""

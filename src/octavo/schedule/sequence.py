@@ -123,6 +123,14 @@ class Sequence:
         return self.rows.fetch_tokens(self) if self.row >= 0 else self.known_tokens
 
     @property
+    def token_count(self) -> int:
+        """Length of `tokens`, without fetching them."""
+        row = self.row
+        if row >= 0 and self.rows.plain.item(row):
+            return self.rows.computed.item(row) + 1
+        return len(self.known_tokens)
+
+    @property
     def computed(self) -> int:
         return self.rows.computed.item(self.row) if self.row >= 0 else 0
 
@@ -152,16 +160,16 @@ class Sequence:
     @property
     def pending(self) -> int:
         """Tokens that are known but not in the KV cache."""
-        return len(self.tokens) - self.computed
+        return self.token_count - self.computed
 
     @property
     def generated_tokens(self) -> int:
-        return len(self.tokens) - self.prompt_tokens
+        return self.token_count - self.prompt_tokens
 
     @property
     def is_decoding(self) -> bool:
         """Nothing but the last generated token is pending."""
-        tokens = len(self.tokens)
+        tokens = self.token_count
         return tokens - self.computed == 1 and tokens > self.prompt_tokens
 
     @property
@@ -184,7 +192,7 @@ class Sequence:
         One token at least is computed, for its logits; so is every position whose logits score a
         prompt token that has no log-probability yet.
         """
-        tokens = self.scored - 1 if self.is_scoring else len(self.tokens) - 1
+        tokens = self.scored - 1 if self.is_scoring else self.token_count - 1
         return tokens // self.page_tokens
 
     def needs_scores(self, position: int) -> bool:
@@ -195,7 +203,7 @@ class Sequence:
         """Most tokens of a chunk from `start`: it stops where scoring has to begin again."""
         if self.is_scoring and not self.needs_scores(start):
             return self.scored - 1 - start
-        return len(self.tokens) - start
+        return self.token_count - start
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens take."""
@@ -203,7 +211,7 @@ class Sequence:
 
     def extend_keys(self) -> None:
         """Compute the keys of pages that have become full."""
-        if len(self.tokens) >= (len(self.keys) + 1) * self.page_tokens:
+        if self.token_count >= (len(self.keys) + 1) * self.page_tokens:
             extend_keys(self.keys, self.root, self.tokens, self.page_tokens)
 
     def parent_key(self, page: int) -> bytes | None:

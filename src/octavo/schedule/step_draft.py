@@ -244,6 +244,6 @@ def _chunk_row(chunk: Chunk) -> RowPlan:
         tokens=tuple(sequence.tokens[chunk.start : end]),
         table_start=chunk.table_start,
         new_pages=(*chunk.reused, *chunk.taken),
-        wants_token=end == len(sequence.tokens) and sequence.request.max_new_tokens > 0,
+        wants_token=end == sequence.token_count and sequence.request.max_new_tokens > 0,
         score_prompt=sequence.needs_scores(chunk.start),
     )
