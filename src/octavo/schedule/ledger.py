@@ -283,7 +283,9 @@ class Ledger:
         """Take a running sequence off its row and pages; its marks go, who waited wakes up."""
         sequence.lane.stop(sequence)
         sequence.lane = sequence.home
-        self._wake(sequence, 0, sequence.marked_pages)
+        # Marks of pages before that have gone when they were published.
+        if sequence.published_pages < sequence.marked_pages:
+            self._wake(sequence, sequence.published_pages, sequence.marked_pages)
         sequence.home.pages -= len(sequence.table)
         self.cache.release(sequence.leave())
 

@@ -69,9 +69,8 @@ class Rows:
         sequence.row = row
 
     def vacate(self, sequence: Sequence) -> None:
-        """A request leaves its row."""
+        """A request that does not run any more leaves its row."""
         row = sequence.row
-        self.unset_decoding(sequence)
         sequence.token_seconds_before = self.token_seconds.item(row)
         self.sequences[row] = None
         for token in sequence.request.stop_ids:
@@ -94,8 +93,10 @@ class Rows:
 
     def unset_plain(self, sequence: Sequence) -> None:
         """What happens to a row from now on is no plain step."""
-        self.fetch_tokens(sequence)
-        self.plain[sequence.row] = False
+        row = sequence.row
+        if self.plain.item(row):
+            self.fetch_tokens(sequence)
+            self.plain[row] = False
 
     def add_tokens(self, rows: RowNumbers, tokens: RowNumbers, step: int) -> None:
         """A step computed the last token of plain rows, and brought each the next one."""
