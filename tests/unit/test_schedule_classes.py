@@ -8,6 +8,7 @@ from octavo.core.errors import InvalidRequest, Overloaded, SettingsError
 from octavo.core.service_class_settings import parse_classes, parse_routes, show_classes
 from octavo.core.service_classes import BUILT_IN, UNIFORM, Route, ServiceClass, choose_class
 from octavo.schedule.cost import CostModel, CostProfile, StepShape
+from octavo.schedule.counters import ClassCounters, SchedulerCounters
 from octavo.schedule.events import Decision
 from octavo.schedule.plan import StepPlan
 from schedule_harness import Driver, request
@@ -99,6 +100,38 @@ def test_tenants_share_by_tokens() -> None:
     assert order.index("b") == 1
 
 
+def decisions(driven: Driver, kind: str) -> list[tuple[str, str]]:
+    found = [each for each in driven.events if isinstance(each, Decision)]
+    return [(each.request_id, each.reason) for each in found if each.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"max_chunk_tokens": 30}, "30 of 100 tokens: a chunk has no more"),
+        ({"token_budget": 40}, "40 of 100 tokens: the tokens of the step are spent"),
+        ({"max_step_seconds": 0.05}, "tokens: the time of the step is spent"),
+    ],
+)
+def test_a_prompt_in_parts_is_told_with_its_reason(changes: dict[str, object], reason: str) -> None:
+    driven = driver(**changes)
+    driven.add(request("long", range(100)))
+    driven.step()
+    ((name, told),) = decisions(driven, "chunked")
+    assert name == "long"
+    assert told.endswith(reason)
+    assert driven.scheduler.class_counters["standard"].chunked == 1
+
+
+def test_pages_beyond_a_share_are_told_as_lent() -> None:
+    greedy = ServiceClass("standard", kv_share=0.25)
+    driven = driver(classes=(FAST, greedy))
+    driven.add(request("a", range(80)), request("b", range(100, 120)))
+    driven.run()
+    assert [name for name, _ in decisions(driven, "lent")] == ["a", "b"]
+    assert driven.scheduler.class_counters["standard"].lent == 2
+
+
 def test_an_unknown_class_is_refused_where_there_are_several() -> None:
     with pytest.raises(InvalidRequest, match="must be one of fast, standard"):
         driver().add(request("a", [1], service_class="gold"))
@@ -140,6 +173,29 @@ def test_the_cost_model_learns_what_steps_cost() -> None:
     assert model.predict(shape) == pytest.approx(truth.predict(shape), rel=0.1)
     assert model.error < 0.1
     assert model.chunk_within(model.chunk(40, 100), 100) == 40
+
+
+def test_without_a_profile_larger_models_are_expected_to_be_slower() -> None:
+    shape = StepShape()
+    shape.add_chunk(64, 0)
+    small, large = CostModel(weight_bytes=100 << 20), CostModel(weight_bytes=1000 << 20)
+    assert large.predict(shape) == pytest.approx(10 * small.predict(shape))
+    truth = small.predict(shape) * 3
+    large.observe(shape, truth)
+    assert large.predict(shape) == pytest.approx(truth, rel=0.05)
+
+
+def test_a_warm_up_leaves_no_trace() -> None:
+    driven = driver()
+    driven.add(request("a", range(40), service_class="fast"))
+    driven.run()
+    assert driven.scheduler.class_counters["fast"].offered == 1
+    assert driven.scheduler.cost.observations > 0
+    driven.scheduler.forget()
+    assert driven.scheduler.class_counters["fast"] == ClassCounters()
+    assert driven.scheduler.counters == SchedulerCounters()
+    assert driven.scheduler.cost.observations == 0
+    assert driven.scheduler.cost.token == pytest.approx(COST.token)
 
 
 def test_names_tiers_and_routes_choose_the_class() -> None:

@@ -214,6 +214,12 @@ class SchedulerSettings:
         "milliseconds",
         "longest step that may be predicted (off: steps are bounded in tokens only)",
     )
+    profile: str | None = _setting(
+        None,
+        _name_or_auto,
+        "",
+        "file with the cost of steps (auto: what octavo plan calibrate has stored for the model)",
+    )
     starvation_seconds: float = _setting(
         5.0, _number(0.01, 3600), "seconds", "after so long without time a class gets a minimum"
     )

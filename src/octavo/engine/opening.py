@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.catalog import octavo_home
 from octavo.core.clock import Clock, monotonic
+from octavo.core.errors import SettingsError
 from octavo.core.fingerprint import fingerprint
 from octavo.core.gguf import GgufFile
 from octavo.core.request import EventSink
@@ -18,6 +20,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.prompts import Limits
 from octavo.engine.swapping import OpenSwapper, open_swapper
 from octavo.observe.metrics import EngineMetrics
+from octavo.schedule.cost import CostProfile, read_profile
 from octavo.schedule.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -111,6 +114,8 @@ def open_engine(
             fingerprint=bits_fingerprint,
             clock=clock,
             emit=emit,
+            profile=stored_cost(file.path, scheduler.profile),
+            weight_bytes=model.weight_bytes,
             **_promises(scheduler, bounded_queues=bounded_queues),
         )
         facts = {**opened.facts, "page_tokens": str(tokens)}
@@ -137,6 +142,24 @@ def open_engine(
         swap=swap,
         phase_seconds={"weights": loaded - started, "cache": clock() - loaded},
     )
+
+
+def stored_cost(model: Path, profile: str | None) -> CostProfile | None:
+    """What steps cost by the file `profile`, else by the last calibration of this model, if any.
+
+    Raises:
+        SettingsError: the file was named and cannot be used.
+    """
+    if profile is not None:
+        return read_profile(Path(profile).expanduser())
+    stored = octavo_home() / "profiles" / f"{model.stem}.json"
+    if not stored.exists():
+        return None
+    try:
+        return read_profile(stored)
+    except SettingsError as error:
+        logger.warning("step times are learned anew: %s", error)
+        return None
 
 
 def _promises(settings: SchedulerSettings, *, bounded_queues: bool) -> dict[str, Any]:

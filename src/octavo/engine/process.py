@@ -33,7 +33,6 @@ from octavo.engine.opening import OpenEngine, open_engine
 from octavo.engine.process_config import EXIT_FAILED, EXIT_NOT_STARTED, ProcessConfig, StartReport
 from octavo.engine.server import EngineServer, FirstRows, bind_router
 from octavo.observe.metrics import EngineMetrics
-from octavo.schedule.counters import SchedulerCounters
 
 MAX_CONFIG_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
@@ -131,7 +130,7 @@ def _warm_up(engine: Engine) -> float:
             if output.error is not None:
                 raise EngineError(f"the model fails on its first token: {output.error}")
     engine.metrics = EngineMetrics()
-    engine.scheduler.counters = SchedulerCounters()
+    engine.scheduler.forget()
     return monotonic() - started
 
 

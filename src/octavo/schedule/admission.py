@@ -35,7 +35,7 @@ class Admissions:
         self.waits: list[PrefixWait] = []
         self.goes_on = True
         """After a refusal: others of the class may be asked for."""
-        self.lent_pages: list[Lane] = []
+        self.lent_pages: list[Sequence] = []
         self._lanes = lanes
         self._draft = draft
         self._producers = producers
@@ -44,6 +44,9 @@ class Admissions:
         self._marks: dict[bytes, Sequence] = {}
         self._counts: dict[Lane, int] = {}
         self._victims: dict[tuple[Lane, bool], list[Lane]] = {}
+        self._granted: dict[Lane, int] = {}
+        self._wanted = 0
+        self._is_lent = False
         self._joined = 0
         self._running = sum(len(lane.running) for lane in lanes)
         self._outstanding: int | None = None
@@ -54,7 +57,7 @@ class Admissions:
     ) -> tuple[int, list[int]] | None:
         """A row and the pages to reuse; None if there is no room, or it waits for a prefix."""
         lane, draft = sequence.lane, self._draft
-        self.goes_on = False
+        self.goes_on = self._is_lent = False
         if draft.is_short_of_pages or self._is_held(sequence, lane, now_seconds, may_join):
             return None
         if len(self.waits) >= max_waits:
@@ -85,6 +88,9 @@ class Admissions:
     def admitted(self, chunk: Chunk) -> None:
         """The row of the last answer was used."""
         sequence = chunk.sequence
+        self._granted[sequence.lane] = self._granted.get(sequence.lane, 0) + self._wanted
+        if self._is_lent:
+            self.lent_pages.append(sequence)
         assert self._free_rows is not None
         self._free_rows.remove(chunk.row)
         self._counts[sequence.lane] = self._counts.get(sequence.lane, 0) + 1
@@ -128,7 +134,8 @@ class Admissions:
     def _may_hold(self, lane: Lane, pages: int) -> bool:
         """Beyond its share a class gets only pages that nobody else waits for."""
         draft = self._draft
-        if lane.pages + pages <= draft.kv_limit(lane):
+        self._wanted = pages
+        if lane.pages + self._granted.get(lane, 0) + pages <= draft.kv_limit(lane):
             return True
         if any(
             len(other.queue) and not draft.is_over(other)
@@ -137,7 +144,7 @@ class Admissions:
         ):
             # A request that is larger than the share of its class runs when its class is idle.
             return not lane.running and self._counts.get(lane, 0) == 0
-        self.lent_pages.append(lane)
+        self._is_lent = True
         return True
 
     def _free_row(self) -> int | None:
@@ -154,7 +161,7 @@ class Admissions:
     def _make_room(self, sequence: Sequence, pages: int) -> bool:
         """Preempt for a waiting sequence, if that can be enough."""
         draft, lane = self._draft, sequence.lane
-        if lane.pages + pages > draft.kv_limit(lane):
+        if lane.pages + self._granted.get(lane, 0) + pages > draft.kv_limit(lane):
             return False
         fits_row = self._free_row() is not None
         lanes = self._victim_lanes(lane, fits_row)

@@ -13,7 +13,9 @@ from octavo.core.errors import SettingsError
 FEATURES = ("constant", "token", "decode_row", "past_token", "chunk_square")
 # One unit of each scaled feature costs about the same, so that the fit is well conditioned.
 _SCALES = (1.0, 1 / 16, 1 / 4, 1 / 65536, 1 / 65536)
-_PRIOR_SECONDS = (0.004, 0.008, 0.002, 0.001, 0.001)
+# Scaled, for SmolLM2-135M at four bits on two cores; larger models take longer in proportion.
+_PRIOR_SECONDS = (0.006, 0.016, 0.002, 0.06, 0.03)
+_PRIOR_WEIGHT_BYTES = 90 << 20
 _FORGETTING = 0.995
 _PRIOR_WEIGHT = 1e-4
 _SWEEPS = 4
@@ -92,20 +94,21 @@ class CostModel:
     """A linear model of a step's time: non-negative least squares with forgetting, step by step.
 
     Each observation is weighted by its own time, so that relative errors are what is small, and a
-    residual beyond three times the usual one counts as that much only. Without a profile the first
-    observation scales the prior as a whole. Coefficients never fall below 0.
-    Every observation moves each coefficient to its best value beside the others (sequential
-    coordinate-wise descent, Franc, Hlavac and Navara, CAIP 2005), so a load that never excites some
-    of them cannot make the fit run away; those stay near where they began.
+    residual beyond three times the usual one counts as that much only. Without a profile a guess
+    from the size of the weights is scaled as a whole by the first observation. Coefficients never
+    fall below 0. Every observation moves each coefficient to its best value beside the others
+    (sequential coordinate-wise descent, Franc, Hlavac and Navara, CAIP 2005), so a load that never
+    excites some of them cannot make the fit run away; those stay near where they began.
     """
 
-    def __init__(self, profile: CostProfile | None = None):
+    def __init__(self, profile: CostProfile | None = None, *, weight_bytes: int | None = None):
         self.observations = 0
         self.error = 0.25 if profile is None else max(profile.error, 0.01)
         """Usual relative error of a prediction, measured before each fit."""
         self._scale_prior = profile is None
         if profile is None:
-            self._theta = list(_PRIOR_SECONDS)
+            size = (weight_bytes or _PRIOR_WEIGHT_BYTES) / _PRIOR_WEIGHT_BYTES
+            self._theta = [value * size for value in _PRIOR_SECONDS]
         else:
             values = (getattr(profile, name) for name in FEATURES)
             self._theta = [value / scale for value, scale in zip(values, _SCALES, strict=True)]

@@ -11,10 +11,10 @@ from octavo.core.ids import RequestId
 class Decision:
     """One decision about one request.
 
-    `kind` is "chunked" (its prompt is computed in parts), "lent" (it computes a prefix for a
-    stricter class, or its class holds more pages than its share), "degraded" (moved to the next
-    lower class) or "refused". Admission and preemption are transitions and carry their reasons
-    there.
+    `kind` is "chunked" (its prompt is computed in parts, told at each admission), "lent" (it
+    computes a prefix for a stricter class, or got pages beyond the share of its class), "degraded"
+    (moved to the next lower class) or "refused". Admission and preemption are transitions and carry
+    their reasons there; a class that starves is told by `Starved`.
     """
 
     kind: str

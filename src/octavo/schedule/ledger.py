@@ -95,12 +95,19 @@ class Ledger:
             self.cache.drop(page)
         joined = 0
         for admission in plan.admissions:
-            joined += self._admit(admission, rows[admission.request.id], plan.number, now)
+            row = rows[admission.request.id]
+            joined += self._admit(admission, row, plan.number, now)
+            sequence = self.sequences[row.request_id]
+            if len(row.tokens) < sequence.pending:
+                sequence.home.counters.chunked += 1
+                part = f"{len(row.tokens)} of {sequence.pending} tokens"
+                self._tell("chunked", sequence, now, f"{part}: {planner.why_cut(row)}")
         for wait in plan.waits:
             self._park(wait, now)
         self._take_pages(plan)
-        for lane in planner.lent_pages:
-            lane.counters.lent += 1
+        for sequence in planner.lent_pages:
+            sequence.home.counters.lent += 1
+            self._tell("lent", sequence, now, "its class holds more pages than its share")
         self.counters.evicted_pages = self.cache.evicted_pages
         return joined
 
@@ -171,9 +178,6 @@ class Ledger:
         self.counters.admitted += 1
         self.counters.hit_pages += len(reused)
         sequence.home.counters.admitted += 1
-        if len(row.tokens) < sequence.pending:
-            sequence.home.counters.chunked += 1
-            self._tell("chunked", sequence, now, f"{len(row.tokens)} of {sequence.pending} tokens")
         return is_new
 
     def _reused_pages(self, admission: Admission) -> int:

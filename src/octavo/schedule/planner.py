@@ -12,7 +12,7 @@ from octavo.memory.cache import PageCache
 from octavo.schedule.admission import Admissions
 from octavo.schedule.cost import CostModel, StepShape
 from octavo.schedule.lane import Lane
-from octavo.schedule.plan import PrefixWait, StepPlan
+from octavo.schedule.plan import PrefixWait, RowPlan, StepPlan
 from octavo.schedule.producers import Producers
 from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
@@ -125,9 +125,19 @@ class Planner:
         return self._view.may_join
 
     @property
-    def lent_pages(self) -> list[Lane]:
-        """Classes that were admitted beyond their share of pages."""
+    def lent_pages(self) -> list[Sequence]:
+        """Those admitted beyond their class's share of pages."""
         return self._admissions.lent_pages
+
+    def why_cut(self, row: RowPlan) -> str:
+        """Why a prompt gets no more than this row in the step."""
+        if self._budget < 1:
+            return "the tokens of the step are spent"
+        if len(row.tokens) >= self._limits.max_chunk_tokens:
+            return "a chunk has no more"
+        if not self.draft.pages.available:
+            return "no page is left"
+        return "the time of the step is spent"
 
     @property
     def waits(self) -> list[PrefixWait]:

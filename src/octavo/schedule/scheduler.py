@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
+from functools import partial
 
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import InvalidRequest, Overloaded, SettingsError
@@ -36,7 +37,8 @@ class Scheduler:
     has ended is dropped. Not thread-safe; the same calls at the same times give the same plans.
 
     Without `classes` everybody is alike, and a request may name any class. Without
-    `max_step_seconds` steps are bounded in tokens only. `profile` warms the cost model up.
+    `max_step_seconds` steps are bounded in tokens only. `profile` warms the cost model up; without
+    one, the size of the weights gives a first guess.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Scheduler:
         batching: str = "continuous",
         max_wait_seconds: float = 0.1,
         profile: CostProfile | None = None,
+        weight_bytes: int | None = None,
     ):
         chunk = token_budget if max_chunk_tokens is None else max_chunk_tokens
         for name, value in (
@@ -71,7 +74,8 @@ class Scheduler:
                 raise SettingsError(f"must be at least 1, not {value}", field=name)
         self.page_tokens = page_tokens
         self.max_context = max_context
-        self.cost = CostModel(profile)
+        self._start_cost = partial(CostModel, profile, weight_bytes=weight_bytes)
+        self.cost = self._start_cost()
         self._limits = StepLimits(
             token_budget, max_rows, chunk, max_step_seconds, starvation_seconds
         )
@@ -103,10 +107,6 @@ class Scheduler:
     @property
     def counters(self) -> SchedulerCounters:
         return self._ledger.counters
-
-    @counters.setter
-    def counters(self, counters: SchedulerCounters) -> None:
-        self._ledger.counters = counters
 
     @property
     def class_counters(self) -> dict[str, ClassCounters]:
@@ -305,6 +305,13 @@ class Scheduler:
         if len(result.rows) + len(result.decoded) == plan.row_count:
             self.cost.observe(planner.shape, measured)
         return outputs
+
+    def forget(self) -> None:
+        """Start all counters over, and what was learned of the time of steps: it was a warm-up."""
+        self._ledger.counters = SchedulerCounters()
+        for lane in self._lanes:
+            lane.counters = ClassCounters()
+        self.cost = self._start_cost()
 
     def audit(self) -> list[str]:
         """Findings against the invariants of pages, rows and classes; empty when all hold."""
