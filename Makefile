@@ -5,6 +5,7 @@
 #   make bench   measure this machine     make docs    list the modules in docs/architecture.md
 #   make bench-serving   measure the server under load: 64 requests, 32 at a time
 #   make bench-kernels   measure each kernel against this machine's limits (three minutes)
+#   make soak-scheduler  a million random steps of the scheduler (over an hour)
 #   make clean   remove what make made (fetched models stay)
 #
 # Everything is installed into .venv, at the versions in constraints.txt. Stamps in .venv/.octavo
@@ -14,6 +15,7 @@ MODEL       ?= smollm2-135m
 QUESTION    ?= What is the capital of France? Answer in one sentence.
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
+SOAK_STEPS  ?= 1000000
 
 # The first Python on the path that is new enough; PYTHON=... chooses another.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -33,7 +35,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
        PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip
 WHEEL = $$(ls $(WHEELS)/octavo-*.whl)
 
-.PHONY: demo test check bench bench-serving bench-kernels docs clean help
+.PHONY: demo test check bench bench-serving bench-kernels soak-scheduler docs clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -67,6 +69,10 @@ bench-serving: $(STAMP)/runtime
 
 bench-kernels: $(STAMP)/runtime
 	$(BIN)/python -m benchmarks.kernels $(BENCH_ARGS)
+
+soak-scheduler: $(STAMP)/test
+	OCTAVO_SOAK_STEPS=$(SOAK_STEPS) $(BIN)/python -m pytest \
+	  tests/property/test_schedule_classes_machine.py $(PYTEST_ARGS)
 
 docs:
 	'$(PYTHON)' docs/list_modules.py

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+import os
+
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -10,6 +12,7 @@ from octavo.core.errors import CapacityError, Overloaded, PromptTooLong
 from octavo.core.request import Request
 from octavo.core.service_classes import ServiceClass
 from octavo.schedule.cost import CostProfile
+from octavo.schedule.lane import Lane
 from octavo.schedule.plan import StepPlan
 from octavo.schedule.sequence import MOST_PREEMPTIONS
 from schedule_harness import Driver, alone, request
@@ -125,7 +128,10 @@ class ClassesMachine(RuleBasedStateMachine):
         lanes = self.scheduler._lanes
         over = {lane for lane in lanes if lane.pages > self.page_limit(lane.service)}
         victims = {s.id: s for s in self.scheduler._ledger.running}
+        wanting = [lane for lane in lanes if len(lane.queue) and lane not in over]
+        before = {lane: (lane.pages, len(lane.running)) for lane in lanes}
         plan = self.driver.step()
+        self.check_shares(plan, wanting, before)
         if patience and plan.is_empty:
             self.driver.wait(patience)
             return
@@ -145,6 +151,19 @@ class ClassesMachine(RuleBasedStateMachine):
             if preemption.reason.startswith("made room"):
                 assert victim.preemptions <= MOST_PREEMPTIONS
         self.collect()
+
+    def check_shares(
+        self, plan: StepPlan, wanting: list[Lane], before: dict[Lane, tuple[int, int]]
+    ) -> None:
+        """Nobody gets a row beyond the share of its class while another class waits for pages."""
+        by_class = {lane.service.name: lane for lane in before}
+        for admission in plan.admissions:
+            lane = by_class[admission.request.service_class]
+            pages, running = before[lane]
+            tokens = len(admission.request.prompt) + len(admission.generated)
+            needed = -(-tokens // self.scheduler.page_tokens)
+            if pages + needed > self.page_limit(lane.service) and running:
+                assert all(other is lane for other in wanting), "a share was exceeded"
 
     def is_minimum(self, plan: StepPlan) -> bool:
         """A starved class gets its minimum share beside tokens that are due."""
@@ -178,7 +197,14 @@ class ClassesMachine(RuleBasedStateMachine):
         assert self.driver.model.rows == {}
 
 
-ClassesMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+# `make soak-scheduler` sets how many steps there are to be instead.
+SOAK_STEPS = int(os.environ.get("OCTAVO_SOAK_STEPS", "0"))
+ClassesMachine.TestCase.settings = settings(
+    max_examples=max(SOAK_STEPS // 100, 30),
+    stateful_step_count=100 if SOAK_STEPS else 20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large] if SOAK_STEPS else [],
+)
 TestClasses = ClassesMachine.TestCase
 
 
