@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks import busy_frontend
 from benchmarks.kernels import attentions, limits, linears, others
 from benchmarks.kernels.cases import Case, Work, measure
 from benchmarks.kernels.limits import Limits
@@ -13,6 +16,7 @@ from benchmarks.kernels.run import largest_cache_bytes
 
 from octavo.compute.kernels.cpu import _native
 from octavo.core.gguf_types import GgmlType, row_bytes
+from tiny import make_tiny_gguf
 
 
 def test_a_limit_below_half_of_its_reference_is_named() -> None:
@@ -114,3 +118,17 @@ def test_the_largest_cache_is_read_from_the_system(tmp_path: Path) -> None:
         (tmp_path / name / "size").write_text(size + "\n")
     assert largest_cache_bytes(tmp_path) == 32 << 20
     assert largest_cache_bytes(tmp_path / "index9") == 32 << 20
+
+
+def test_a_busy_frontend_is_started_and_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_tiny_gguf(tmp_path / "m.gguf", family="llama", quant="mixed", context=512)
+    figures = tmp_path / "figures.json"
+    arguments = [str(model), "--steps", "3", "--repeats", "1", "--streams", "2"]
+    assert busy_frontend.main([*arguments, "--json", str(figures)]) == 0
+    assert "2 streams" in capsys.readouterr().out
+    found = json.loads(figures.read_text())
+    assert found["quiet_step_seconds"] > 0
+    assert found["growth"] == found["busy_step_seconds"] / found["quiet_step_seconds"] - 1
+    assert multiprocessing.active_children() == []

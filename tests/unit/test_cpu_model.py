@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -143,6 +144,16 @@ def test_a_profile_counts_the_operations_of_its_steps(llama: CpuModel) -> None:
     llama.enable_profile(False)
     run_chunks(llama, tokens, [20])
     assert llama.profile() == ()
+
+
+def test_waiting_workers_take_no_time(tmp_path: Path) -> None:
+    model = CpuModel(*load(tmp_path), threads=3)
+    model.allocate_kv(16, 16)
+    run_chunks(model, prompt(20), [20])
+    time.sleep(0.05)  # longer than workers look out for the next region
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.25
 
 
 @pytest.mark.parametrize("kv_format", ["fp16", "int8"])
