@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "octavo/panel.h"
+
 namespace octavo {
 
 template <class Element, int Dimensions>
@@ -23,6 +25,10 @@ using MutableArray = nanobind::ndarray<Element, nanobind::ndim<Dimensions>, nano
 inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
+
+// Knobs from their values in the order of tuning.py.
+LinearKnobs checked_knobs(int32_t tile_rows, int32_t block_rows, int32_t spread_rows,
+                          int32_t chunks_per_thread, int32_t prefetch_bytes);
 
 void bind_attention(nanobind::module_& module);
 void bind_gemm(nanobind::module_& module);

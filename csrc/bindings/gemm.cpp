@@ -35,6 +35,12 @@ struct PackedMatrix {
   }
 };
 
+void set_knobs(PackedMatrix& self, int32_t tile_rows, int32_t block_rows, int32_t spread_rows,
+               int32_t chunks_per_thread, int32_t prefetch_bytes) {
+  self.weight.knobs =
+      checked_knobs(tile_rows, block_rows, spread_rows, chunks_per_thread, prefetch_bytes);
+}
+
 Activations parse_mode(const std::string& mode) {
   if (mode == "int8") return Activations::Int8;
   if (mode == "int8x2") return Activations::Int8x2;
@@ -119,16 +125,31 @@ void run_embed_rows(const char* tier, int threads, const PackedMatrix& matrix,
 
 }  // namespace
 
+LinearKnobs checked_knobs(int32_t tile_rows, int32_t block_rows, int32_t spread_rows,
+                          int32_t chunks_per_thread, int32_t prefetch_bytes) {
+  const LinearKnobs knobs{tile_rows, block_rows, spread_rows, chunks_per_thread, prefetch_bytes};
+  require(knobs.valid(), "knobs: a value is out of range");
+  return knobs;
+}
+
 void bind_gemm(nb::module_& module) {
   nb::class_<PackedMatrix>(module, "PackedMatrix")
       .def(nb::init<Array<uint8_t, 1>, int, int64_t, int64_t, int>(), nb::arg("rows"),
            nb::arg("ggml_type"), nb::arg("channels"), nb::arg("width"), nb::arg("threads") = 1)
+      .def("set_knobs", set_knobs)
       .def_prop_ro("bytes", [](const PackedMatrix& m) { return m.arena.used_bytes(); })
       .def_prop_ro("tensor_scale", [](const PackedMatrix& m) { return m.weight.tensor_scale; });
   module.def("row_bytes", row_bytes, nb::arg("ggml_type"), nb::arg("width"),
              "Bytes of a row of this format; 0 for an unknown format or a width it cannot have.");
   module.def("linear", run_linear, nb::arg("tier"), nb::arg("threads"), nb::arg("matrices"),
              nb::arg("activations"), nb::arg("x"), nb::arg("biases"), nb::arg("outs"));
+  module.def("knobs_are_valid",
+             [](int32_t tile_rows, int32_t block_rows, int32_t spread_rows,
+                int32_t chunks_per_thread, int32_t prefetch_bytes) {
+               return LinearKnobs{tile_rows, block_rows, spread_rows, chunks_per_thread,
+                                  prefetch_bytes}
+                   .valid();
+             });
   module.def("quantize", run_quantize);
   module.def("embed_rows", run_embed_rows);
 }

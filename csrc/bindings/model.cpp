@@ -44,6 +44,12 @@ int add_matrix(Model& self, Array<uint8_t, 1> rows, int ggml_type, int64_t chann
   return self.add_matrix(rows.data(), rows.size(), ggml_type, channels, width);
 }
 
+void set_knobs(Model& self, int32_t matrix, int32_t tile_rows, int32_t block_rows,
+               int32_t spread_rows, int32_t chunks_per_thread, int32_t prefetch_bytes) {
+  self.set_knobs(matrix, checked_knobs(tile_rows, block_rows, spread_rows, chunks_per_thread,
+                                       prefetch_bytes));
+}
+
 int add_rotation(Model& self, int dims, bool interleaved, Array<double, 1> frequencies) {
   return self.add_rotation(Rotation{
       dims, interleaved,
@@ -121,6 +127,7 @@ void bind_model(nb::module_& module) {
            nb::arg("kv_format"), nb::arg("max_tokens"), nb::arg("layers"), nb::arg("kv_heads"),
            nb::arg("head_dim"))
       .def("add_matrix", add_matrix)
+      .def("set_knobs", set_knobs)
       .def("add_vector",
            [](Model& self, Array<float, 1> values) {
              return self.add_vector(values.data(), values.size());

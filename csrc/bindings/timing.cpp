@@ -113,6 +113,13 @@ class LinearTimer {
     });
   }
 
+  void set_knobs(int32_t tile_rows, int32_t block_rows, int32_t spread_rows,
+                 int32_t chunks_per_thread, int32_t prefetch_bytes) {
+    const LinearKnobs knobs =
+        checked_knobs(tile_rows, block_rows, spread_rows, chunks_per_thread, prefetch_bytes);
+    for (PackedWeight& weight : weights_) weight.knobs = knobs;
+  }
+
   size_t bytes() const { return bytes_; }
 
  private:
@@ -164,6 +171,7 @@ void bind_timing(nb::module_& module) {
            nb::arg("tier"), nb::arg("threads"), nb::arg("rows"), nb::arg("ggml_type"),
            nb::arg("channels"), nb::arg("width"), nb::arg("copies"))
       .def("run", &LinearTimer::run, nb::arg("x"), nb::arg("calls"))
+      .def("set_knobs", &LinearTimer::set_knobs)
       .def_prop_ro("bytes", &LinearTimer::bytes);
   module.def("time_rms_norm", time_rms_norm);
   module.def("time_rope", time_rope);

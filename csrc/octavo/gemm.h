@@ -12,14 +12,10 @@
 
 namespace octavo::OCTAVO_TIER {
 
-// Term rows that go through a panel before the next panel is read.
-constexpr int64_t block_rows = 96;
 // Blocks per pass: their unpacked codes (16 KiB) stay in the first-level cache over all row tiles.
 constexpr int64_t pass_blocks = 16;
 // The same for a lone row, which reads them once: as few as keep the loads in flight.
 constexpr int64_t lone_pass_blocks = 4;
-// From this many rows on, unpacking a panel of 4-bit codes once beats unpacking it per row tile.
-constexpr int64_t unpack_rows = 24;
 
 struct TileKernels {
   TileKernel by_rows[max_tile_rows];
@@ -60,10 +56,10 @@ inline TileKernels kernels_for(const PanelFormat& format, bool packed) {
 }
 
 // Rows of the next tile: full tiles, but no single row left over where two tiles can share.
-inline int64_t next_tile_rows(int64_t left) {
-  if (left <= max_tile_rows) return left;
-  if (left < 2 * max_tile_rows) return (left + 1) / 2;
-  return max_tile_rows;
+inline int64_t next_tile_rows(int64_t left, int64_t most) {
+  if (left <= most) return left;
+  if (left < 2 * most) return (left + 1) / 2;
+  return most;
 }
 
 // sums [rows][32] = term rows [first, first + rows) * panel.
@@ -73,11 +69,13 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
   alignas(64) uint8_t spread_space[pass_blocks * spread_block_bytes];
   const Storage storage = weight.format.storage;
   // Kernels read bytes and nibbles; planes are always spread, nibbles once it pays.
-  const bool nibbles = storage == Storage::Codes4 && rows < unpack_rows;
+  const bool nibbles = storage == Storage::Codes4 && rows < weight.knobs.spread_rows;
   const bool spread = storage != Storage::Codes8 && !nibbles;
   const TileKernels kernels = kernels_for(weight.format, nibbles);
   const int64_t blocks = weight.width / block_inputs;
-  const int64_t tiles = (rows + max_tile_rows - 1) / max_tile_rows;
+  const int64_t most =
+      weight.knobs.tile_rows < max_tile_rows ? weight.knobs.tile_rows : max_tile_rows;
+  const int64_t tiles = (rows + most - 1) / most;
   const int block_lines = static_cast<int>((weight.block_bytes + 63) / 64);
   // A lone row reads ahead in its own stream; more rows leave time to fetch the next panel, a
   // share of it per tile.
@@ -89,10 +87,10 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
     const uint8_t* scales = panel + static_cast<size_t>(block) * weight.block_bytes;
     const uint8_t* codes = scales + weight.scales_bytes;
     if (spread) spread_codes(storage, codes, weight.block_bytes, count, spread_space);
-    const uint8_t* ahead = rows == 1 ? scales + 2048 : scales + weight.panel_bytes;
+    const uint8_t* ahead = rows == 1 ? scales + weight.knobs.prefetch_bytes : scales + weight.panel_bytes;
     int lines_left = block_lines;
     for (int64_t row = 0; row < rows;) {
-      const int64_t tile = next_tile_rows(rows - row);
+      const int64_t tile = next_tile_rows(rows - row, most);
       TileArguments a;
       a.scales = scales;
       a.scales_stride = weight.block_bytes;
@@ -146,7 +144,7 @@ inline void store_panel(const LinearTarget& target, int64_t panel, const float* 
 // One panel of one weight for one block of rows.
 inline void linear_task(const LinearTarget& target, const ActivationBuffer& buffer, int64_t panel,
                         int64_t first_term, int64_t term_count, int64_t terms) {
-  alignas(64) float sums[block_rows * panel_channels];
+  alignas(64) float sums[most_block_rows * panel_channels];
   const PackedWeight& weight = *target.weight;
   const uint8_t* data = weight.data + static_cast<size_t>(panel) * weight.panel_bytes;
   const int64_t first_row = first_term / terms;
@@ -166,10 +164,12 @@ inline void linear(Pool& pool, const LinearTarget* targets, int count,
                    const ActivationBuffer& buffer) {
   const int64_t terms = buffer.mode == Activations::Int8x2 ? 2 : 1;
   const int64_t term_rows = buffer.rows * terms;
+  const LinearKnobs& knobs = targets[0].weight->knobs;
+  const int64_t block_rows = knobs.block_rows;
   const int64_t row_blocks = (term_rows + block_rows - 1) / block_rows;
   int64_t panels = 0;
   for (int i = 0; i < count; ++i) panels += targets[i].weight->panels;
-  const int64_t chunk = panels / (8 * pool.threads());
+  const int64_t chunk = panels / (knobs.chunks_per_thread * pool.threads());
   pool.parallel_for(row_blocks * panels, chunk > 1 ? chunk : 1,
                     [&](int64_t begin, int64_t end, int) {
     for (int64_t task = begin; task < end; ++task) {

@@ -64,6 +64,12 @@ int32_t Model::add_matrix(const void* rows, size_t bytes, int ggml_type, int64_t
   return int32_t(matrices_.size()) - 1;
 }
 
+void Model::set_knobs(int32_t matrix, const LinearKnobs& knobs) {
+  require(matrix >= 0 && size_t(matrix) < matrices_.size(), "no such matrix");
+  const std::lock_guard<std::mutex> between_steps(mutex_);
+  matrices_[size_t(matrix)].knobs = knobs;
+}
+
 int32_t Model::add_vector(const float* values, size_t count) {
   require(count > 0, "a vector is empty");
   vectors_.emplace_back(values, values + count);

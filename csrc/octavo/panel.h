@@ -48,6 +48,29 @@ struct PanelFormat {
   uint8_t largest_code;
 };
 
+constexpr int32_t most_block_rows = 96;
+
+// How a product with one weight is cut up. No choice changes a bit of the result, so they may be
+// measured on a machine and kept, see compute/kernels/cpu/tuning.py.
+struct LinearKnobs {
+  // Most rows of a micro-kernel's tile; the tier may have fewer.
+  int32_t tile_rows = 8;
+  // Term rows that go through a panel before the next panel is read.
+  int32_t block_rows = most_block_rows;
+  // From this many rows on, unpacking a panel of 4-bit codes once beats unpacking it per row tile.
+  int32_t spread_rows = 24;
+  // Parts that the panels are shared out in.
+  int32_t chunks_per_thread = 8;
+  // How far a lone row reads ahead in its own stream.
+  int32_t prefetch_bytes = 2048;
+
+  constexpr bool valid() const {
+    return tile_rows >= 1 && tile_rows <= 64 && block_rows >= 2 && block_rows <= most_block_rows &&
+           block_rows % 2 == 0 && spread_rows >= 1 && chunks_per_thread >= 1 &&
+           chunks_per_thread <= 1024 && prefetch_bytes >= 0 && prefetch_bytes <= (1 << 20);
+  }
+};
+
 // A packed matrix: a view of memory that an Arena owns.
 struct PackedWeight {
   PanelFormat format;
@@ -61,6 +84,7 @@ struct PackedWeight {
   // Power of two taken out of d and m so that they fit fp16 well; every result is multiplied by it.
   float tensor_scale;
   const uint8_t* data;
+  LinearKnobs knobs;
 };
 
 }  // namespace octavo

@@ -59,6 +59,7 @@ class Model {
 
   int32_t add_matrix(const void* rows, size_t bytes, int ggml_type, int64_t channels,
                      int64_t width);
+  void set_knobs(int32_t matrix, const LinearKnobs& knobs);
   int32_t add_vector(const float* values, size_t count);
   int32_t add_rotation(Rotation rotation);
   void set_program(std::vector<Operation> program);

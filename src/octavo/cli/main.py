@@ -22,6 +22,7 @@ VERBS = {
     "pull": "Fetch a model by name, once.",
     "serve": "Serve a model over HTTP, with the OpenAI API.",
     "settings": "Show every setting and where it came from.",
+    "tune": "Measure what suits this machine, and remember it.",
 }
 """Each verb is the function `command` of the module of its name in this package."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import time
 from dataclasses import asdict
@@ -211,13 +210,10 @@ def _measure(path: Path, settings: Settings, quiet: bool) -> Profile:
 
 def _machine() -> str:
     """The processor and how many this process may use."""
+    from octavo.compute.kernels.cpu.tuning import processor_name
+
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    name = platform.processor() or platform.machine()
-    try:
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return f"{found.group(1).strip() if found else name}, {allowed} CPUs"
+    return f"{processor_name()}, {allowed} CPUs"
 
 
 def _write(path: Path, text: str) -> None:

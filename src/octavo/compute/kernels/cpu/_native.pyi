@@ -18,6 +18,15 @@ class Model:
     def add_matrix(
         self, rows: NDArray[np.uint8], ggml_type: int, channels: int, width: int
     ) -> int: ...
+    def set_knobs(
+        self,
+        matrix: int,
+        tile_rows: int,
+        block_rows: int,
+        spread_rows: int,
+        chunks_per_thread: int,
+        prefetch_bytes: int,
+    ) -> None: ...
     def add_vector(self, values: NDArray[np.float32]) -> int: ...
     def add_rotation(
         self, dims: int, interleaved: bool, frequencies: NDArray[np.float64]
@@ -75,5 +84,36 @@ class Sampler:
         top_logprobs: NDArray[np.float64],
     ) -> None: ...
 
+class LinearTimer:
+    def __init__(
+        self,
+        tier: str,
+        threads: int,
+        rows: NDArray[np.uint8],
+        ggml_type: int,
+        channels: int,
+        width: int,
+        copies: int,
+    ) -> None: ...
+    def set_knobs(
+        self,
+        tile_rows: int,
+        block_rows: int,
+        spread_rows: int,
+        chunks_per_thread: int,
+        prefetch_bytes: int,
+    ) -> None: ...
+    def run(self, x: NDArray[np.float32], calls: int) -> list[float]: ...
+    @property
+    def bytes(self) -> int: ...
+
+def measure_limit(tier: str, threads: int, kind: str, seconds: float) -> float: ...
+def knobs_are_valid(
+    tile_rows: int,
+    block_rows: int,
+    spread_rows: int,
+    chunks_per_thread: int,
+    prefetch_bytes: int,
+) -> bool: ...
 def philox4x32_10(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int]: ...
 def __getattr__(name: str) -> Any: ...

@@ -14,6 +14,14 @@ from octavo.compute.kernels.cpu import _native
 from octavo.compute.kernels.cpu.lower import Lowered, lower
 from octavo.compute.kernels.cpu.profile import StepPart, step_parts
 from octavo.compute.kernels.cpu.threads import threads_and_reason
+from octavo.compute.kernels.cpu.tuning import (
+    DEFAULT,
+    Tuning,
+    read_tuning,
+    shape_key,
+    tuning_path,
+    values,
+)
 from octavo.compute.load.source import WeightSource
 from octavo.compute.program import Program, RopeStyle
 from octavo.compute.quant.dequantise import dequantise
@@ -35,8 +43,9 @@ class CpuModel:
 
     `tier` is the instruction set in use (avx512-vnni, avx2 or scalar), `threads_reason` says where
     the number of threads comes from, `workspace_bytes` is the memory of a step of
-    `max_batch_tokens` tokens. A request's logits have the same bits in any batch, chunking, page
-    size and number of threads.
+    `max_batch_tokens` tokens. `tuning` is how products are cut up, which changes no bit; None: what
+    `octavo tune kernels` has found for this machine. A request's logits have the same bits in any
+    batch, chunking, page size and number of threads.
 
     Raises:
         SettingsError: an option is unknown or does not fit this machine.
@@ -53,6 +62,7 @@ class CpuModel:
         kv_format: str = "fp16",
         max_batch_tokens: int = 2048,
         tier: str | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         _check_choice(activations, get_args(ActivationMode), "compute.activations")
         _check_choice(kv_format, get_args(KvFormat), "memory.kv_format")
@@ -66,8 +76,10 @@ class CpuModel:
         self.threads = threads
         self.tier = choose_tier(tier)
         self.max_batch_tokens = max_batch_tokens
+        if tuning is None:
+            tuning = read_tuning(tuning_path(self.tier, threads))
         self._native: _native.Model | None = self._build(
-            program, weights, activations=activations, kv_format=kv_format
+            program, weights, activations=activations, kv_format=kv_format, tuning=tuning
         )
         self._pages = 0
         self.weight_bytes: int = self._native.weight_bytes
@@ -127,7 +139,13 @@ class CpuModel:
         return self._native
 
     def _build(
-        self, program: Program, weights: WeightSource, *, activations: str, kv_format: str
+        self,
+        program: Program,
+        weights: WeightSource,
+        *,
+        activations: str,
+        kv_format: str,
+        tuning: Tuning,
     ) -> _native.Model:
         layout = program.kv
         try:
@@ -150,7 +168,7 @@ class CpuModel:
                 remedy="use fewer, or auto",
             ) from error
         lowered = lower(program)
-        _load_weights(native, lowered, weights)
+        _load_weights(native, lowered, weights, tuning)
         try:
             native.set_program(lowered.integers, lowered.floats)
         except ValueError as error:
@@ -175,7 +193,9 @@ def choose_tier(setting: str | None) -> str:
         raise SettingsError(str(error), field=field) from error
 
 
-def _load_weights(native: _native.Model, lowered: Lowered, weights: WeightSource) -> None:
+def _load_weights(
+    native: _native.Model, lowered: Lowered, weights: WeightSource, tuning: Tuning
+) -> None:
     for name in lowered.matrices:
         tensor = weights.raw(name)
         if len(tensor.shape) != 2:
@@ -183,11 +203,13 @@ def _load_weights(native: _native.Model, lowered: Lowered, weights: WeightSource
                 "wrong number of dimensions", field=name, expected="2", found=str(len(tensor.shape))
             )
         try:
-            native.add_matrix(tensor.data, int(tensor.ggml_type), *tensor.shape)
+            matrix = native.add_matrix(tensor.data, int(tensor.ggml_type), *tensor.shape)
         except ValueError as error:
             raise ModelFileError(
                 f"{tensor.ggml_type.name} {tensor.shape}: {error}", field=name
             ) from error
+        key = shape_key(tensor.shape, tensor.ggml_type.name)
+        native.set_knobs(matrix, *values(tuning.get(key, DEFAULT)))
     for name in lowered.vectors:
         native.add_vector(_vector(weights, name))
     for rotation in lowered.rotations:
