@@ -321,6 +321,9 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
                 return tensor
             return RawTensor(tensor.data[:-1], tensor.ggml_type, tensor.shape)
 
+        def release(self, name: str) -> None:
+            weights.release(name)
+
     with pytest.raises(ModelFileError) as caught:
         CpuModel(program, Cut(), threads=1)
     assert caught.value.field == "blk.1.ffn_down.weight"

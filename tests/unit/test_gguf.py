@@ -122,6 +122,31 @@ def test_views_outlive_the_file(tmp_path: Path) -> None:
     assert not values.flags.writeable
 
 
+def _resident_bytes(path: Path) -> int:
+    """How much of a mapped file counts as this process's memory."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_a_released_tensor_takes_no_memory_and_reads_the_same(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8).tobytes()
+    tensors = (_tensor("a", (1 << 17,)), _tensor("b", (1 << 17,), offset=1 << 19))
+    path = _file(tmp_path / "a.gguf", tensors=tensors, data=data)
+    with GgufFile.open(path) as file:
+        first, second = bytes(file.raw("a")), bytes(file.raw("b"))
+        assert _resident_bytes(path) >= 1 << 20
+        file.release("a")
+        assert _resident_bytes(path) <= (1 << 19) + (1 << 16)
+        assert bytes(file.raw("a")) == first == data[: 1 << 19]
+        assert bytes(file.raw("b")) == second == data[1 << 19 :]
+
+
 def test_typed_getters_name_key_and_finding(tmp_path: Path) -> None:
     pairs = (
         _pair("size", 4, struct.pack("<I", 7)),

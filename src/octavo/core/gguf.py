@@ -85,6 +85,21 @@ class GgufFile:
         info = self.tensors[name]
         return self._buffer[info.offset_bytes : info.offset_bytes + info.size_bytes]
 
+    def release(self, name: str) -> None:
+        """Give back the memory that reading a tensor took; its bytes can still be read anew.
+
+        Mapped pages count as this process's memory although the system could drop them, so
+        whoever made a copy of the weights says so.
+        """
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        info = self.tensors[name]
+        # Whole pages: the edges hold parts of the neighbours, which may be in use.
+        begin = -(-info.offset_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (info.offset_bytes + info.size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end:
+            self._mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
     def array(self, key: str) -> list[object]:
         """An array of the metadata; decoded anew at each call."""
         value = self._value(key)

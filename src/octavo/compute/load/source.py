@@ -35,6 +35,10 @@ class WeightSource(Protocol):
         """
         ...
 
+    def release(self, name: str) -> None:
+        """The tensor was copied: its stored bytes need not stay in memory."""
+        ...
+
 
 class GgufWeights:
     """Weights of an open GGUF file; the arrays are read-only views of its mapping."""
@@ -49,3 +53,6 @@ class GgufWeights:
         data = np.frombuffer(self._file.raw(name), dtype=np.uint8)
         info = self._file.tensors[name]
         return RawTensor(data, info.ggml_type, info.shape)
+
+    def release(self, name: str) -> None:
+        self._file.release(name)

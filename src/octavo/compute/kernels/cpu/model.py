@@ -210,6 +210,7 @@ def _load_weights(
             ) from error
         key = shape_key(tensor.shape, tensor.ggml_type.name)
         native.set_knobs(matrix, *values(tuning.get(key, DEFAULT)))
+        weights.release(name)
     for name in lowered.vectors:
         native.add_vector(_vector(weights, name))
     for rotation in lowered.rotations:
