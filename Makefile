@@ -6,7 +6,8 @@
 #   make bench-serving   measure the server under load: 64 requests, 32 at a time
 #   make bench-kernels   measure each kernel against this machine's limits (three minutes)
 #   make soak-scheduler  a million random steps of the scheduler (over an hour)
-#   make clean   remove what make made (fetched models stay)
+#   make bench-peers     Octavo beside other engines; PEERS=llama.cpp,openvino installs them first
+#   make clean   remove what make made (fetched models and the peers in .peers stay)
 #
 # Everything is installed into .venv, at the versions in constraints.txt. Stamps in .venv/.octavo
 # make a second call instant; a changed source builds again.
@@ -16,6 +17,8 @@ QUESTION    ?= What is the capital of France? Answer in one sentence.
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 SOAK_STEPS  ?= 1000000
+
+PEERS       ?=
 
 # The first Python on the path that is new enough; PYTHON=... chooses another.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -35,7 +38,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
        PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip
 WHEEL = $$(ls $(WHEELS)/octavo-*.whl)
 
-.PHONY: demo test check bench bench-serving bench-kernels soak-scheduler docs clean help
+.PHONY: demo test check bench bench-serving bench-kernels soak-scheduler bench-peers docs clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -73,6 +76,9 @@ bench-kernels: $(STAMP)/runtime
 soak-scheduler: $(STAMP)/test
 	OCTAVO_SOAK_STEPS=$(SOAK_STEPS) $(BIN)/python -m pytest \
 	  tests/property/test_schedule_classes_machine.py $(PYTEST_ARGS)
+
+bench-peers: $(STAMP)/runtime
+	$(BIN)/python -m benchmarks.peers $(MODEL) $(if $(PEERS),--install --peers $(PEERS)) $(BENCH_ARGS)
 
 docs:
 	'$(PYTHON)' docs/list_modules.py

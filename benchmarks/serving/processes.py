@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,9 @@ START_SECONDS = 120.0
 END_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+Ready = Callable[[Path], str | None]
+"""Tells a server's address from the file of its log, or None as long as it is not ready."""
 
 
 class StartError(Exception):
@@ -49,15 +52,7 @@ def octavo_server(model: str, settings: Sequence[str] = ()) -> Iterator[RunningS
         StartError: it ended, or was not ready in time.
     """
     assignments = [f"--set={each}" for each in settings]
-    command = (*OCTAVO, "serve", model, "--port=0", *assignments)
-
-    def ready(log: Path) -> str | None:
-        for line in log.read_text(errors="replace").splitlines():
-            if line.startswith("ready at "):
-                return line.removeprefix("ready at ").strip()
-        return None
-
-    with _running(command, ready) as server:
+    with running_server((*OCTAVO, "serve", model, "--port=0", *assignments), ready_line) as server:
         yield server
 
 
@@ -74,10 +69,7 @@ def llama_cpp_server(
     Raises:
         StartError: the package is missing, or the server did not come up.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
+    port = free_port()
     arguments = {
         "--model": model_file,
         "--host": "127.0.0.1",
@@ -90,13 +82,7 @@ def llama_cpp_server(
     flat = [str(part) for pair in arguments.items() for part in pair]
     command = (llama_cpp_binary(python), *flat, *extra.split())
 
-    def ready(log: Path) -> str | None:
-        with suppress(urllib.error.URLError, OSError):
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()
-            return url
-        return None
-
-    with _running(command, ready) as server:
+    with running_server(command, when_healthy(f"http://127.0.0.1:{port}")) as server:
         yield server
 
 
@@ -117,23 +103,59 @@ def llama_cpp_binary(python: Path) -> str:
     return found.stdout.strip()
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens at just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ready_line(log: Path) -> str | None:
+    """The address after "ready at " in a server's log."""
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith("ready at "):
+            return line.removeprefix("ready at ").strip()
+    return None
+
+
+def when_healthy(url: str) -> Ready:
+    """`url` once its /health answers."""
+
+    def ready(log: Path) -> str | None:
+        with suppress(urllib.error.URLError, OSError):
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            return url
+        return None
+
+    return ready
+
+
 @contextmanager
-def _running(
-    command: Sequence[str], ready: Callable[[Path], str | None]
+def running_server(
+    command: Sequence[str],
+    ready: Ready,
+    *,
+    variables: Mapping[str, str] | None = None,
+    start_seconds: float = START_SECONDS,
 ) -> Iterator[RunningServer]:
-    """Run `command` until the block is left; `ready` tells its address from the log, or None."""
+    """Run `command` until the block is left, with `variables` added to its environment.
+
+    Raises:
+        StartError: it ended, or was not ready in time.
+    """
     with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
         log = Path(folder) / "server.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
+                env={**os.environ, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
         try:
-            url = _wait(process, log, ready)
+            url = _wait(process, log, ready, start_seconds)
             yield RunningServer(url, process.pid, tuple(command))
         finally:
             _end(process)
@@ -142,9 +164,10 @@ def _running(
 def _wait(
     process: subprocess.Popen[bytes],
     log: Path,
-    ready: Callable[[Path], str | None],
+    ready: Ready,
+    start_seconds: float,
 ) -> str:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + start_seconds
     while process.poll() is None and time.monotonic() < deadline:
         url = ready(log)
         if url is not None:

@@ -48,7 +48,7 @@ async def find_tokenize(
         PromptError: the file is no tokenizer.
     """
     if file is not None:
-        encode = _open_tokenizer(file)
+        encode = open_tokenizer(file)
 
         async def by_file(text: str) -> list[int]:
             return encode(text)
@@ -78,7 +78,12 @@ async def find_tokenize(
     return by_server
 
 
-def _open_tokenizer(file: Path) -> Callable[[str], list[int]]:
+def open_tokenizer(file: Path) -> Callable[[str], list[int]]:
+    """Text to ids without anything added, by a GGUF file or a tokenizer.json.
+
+    Raises:
+        PromptError: the file is no tokenizer.
+    """
     if file.suffix == ".gguf":
         from octavo.core.errors import OctavoError
         from octavo.core.gguf import GgufFile
