@@ -33,12 +33,14 @@ class Skipped(Exception):
 @dataclass(frozen=True, slots=True)
 class Place:
     """What there is: `environments` by peer, `weights_folder` for files made of `model_file`,
-    `settings` of Octavo, `vllm_model` the same model as vLLM reads it."""
+    `settings` of Octavo, `openvino_step_tokens` instead of its default, `vllm_model` the same model
+    as vLLM reads it."""
 
     model_file: Path
     environments: Mapping[str, Path]
     weights_folder: Path
     settings: tuple[str, ...] = ()
+    openvino_step_tokens: int | None = None
     vllm_model: Path | None = None
 
     def python(self, peer: Peer) -> Path:
@@ -100,7 +102,8 @@ def openvino_engine(place: Place, found: str) -> Engine:
                 f"{LLAMA_CPP.name} there is no tool that makes a Q4_0 file of it"
             )
         weights = place.q4_0()
-    start = partial(openvino, place.python(OPENVINO), weights, id_maker(place.model_file))
+    maker = id_maker(place.model_file)
+    start = partial(openvino, place.python(OPENVINO), weights, maker, place.openvino_step_tokens)
     return Engine(OPENVINO.name, found, weights, start)
 
 

@@ -35,7 +35,9 @@ class Budget:
 class RunningEngine(Protocol):
     """An engine that has loaded its model."""
 
-    process_id: int
+    @property
+    def process_id(self) -> int:
+        """The process that started all others of the engine."""
 
     def first_token_seconds(self, prompt: list[int]) -> float:
         """Ask for a few tokens; when the first came, by the machine's monotonic clock.

@@ -54,12 +54,12 @@ def python_of(environment: Path) -> Path:
 
 def installed_version(peer: Peer, environment: Path) -> str | None:
     """Of the peer's package; None if it is not installed there."""
-    command = [python_of(environment), "-c", _VERSION, peer.package]
+    command = [str(python_of(environment)), "-c", _VERSION, peer.package]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return str(found.stdout).strip()
 
 
 def install(peer: Peer, environment: Path) -> None:

@@ -115,14 +115,17 @@ def record_of(job: Job, tree: dict[str, Any], started: float) -> Record:
 
 @contextmanager
 def openvino(
-    python: Path, weights: Path, maker: PromptMaker, budget: Budget
+    python: Path, weights: Path, maker: PromptMaker, step_tokens: int | None, budget: Budget
 ) -> Iterator[RunningOpenVino]:
-    arguments = {
+    """`step_tokens`: most tokens it computes in a step, None for its own default."""
+    arguments: dict[str, Path | int] = {
         "--model": weights,
         "--threads": budget.threads,
         "--rows": budget.rows,
         "--kv-tokens": budget.kv_tokens,
     }
+    if step_tokens is not None:
+        arguments["--step-tokens"] = step_tokens
     flat = [str(part) for pair in arguments.items() for part in pair]
     with running_server((str(python), str(WORKER), *flat), ready_line) as server:
         host, _, port = server.url.rpartition(":")

@@ -57,8 +57,8 @@ def open_pipeline(options: argparse.Namespace) -> openvino_genai.ContinuousBatch
     # A request holds its last block only in part.
     config.num_kv_blocks = -(-options.kv_tokens // BLOCK_TOKENS) + options.rows
     config.max_num_seqs = options.rows
-    if options.batched_tokens:
-        config.max_num_batched_tokens = options.batched_tokens
+    if options.step_tokens is not None:
+        config.max_num_batched_tokens = options.step_tokens
     return openvino_genai.ContinuousBatchingPipeline(
         options.model, config, "CPU", {"INFERENCE_NUM_THREADS": options.threads}
     )
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--rows", type=int, required=True, help="most requests at a time")
     parser.add_argument("--kv-tokens", type=int, required=True, help="that the KV cache holds")
-    parser.add_argument("--batched-tokens", type=int, help="of a step, instead of the default")
+    parser.add_argument("--step-tokens", type=int, help="most of a step, instead of the default")
     options = parser.parse_args(arguments)
     pipeline = open_pipeline(options)
     tokenizer = pipeline.get_tokenizer()

@@ -48,7 +48,12 @@ def main(arguments: Sequence[str]) -> int:
             print(error, file=sys.stderr)
             return EXIT_FAILED
     place = Place(
-        model_file, environments, options.folder / "models", tuple(options.set), options.vllm_model
+        model_file,
+        environments,
+        options.folder / "models",
+        settings=tuple(options.set),
+        openvino_step_tokens=options.openvino_step_tokens,
+        vllm_model=options.vllm_model,
     )
     engines, skipped = engines_of(place, names or list(PEERS))
     for name, why in skipped.items():
@@ -151,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--install", action="store_true", help="make what --peers lacks first")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where environments are")
     parser.add_argument("--environment", action="append", default=[], metavar="PEER=FOLDER")
+    parser.add_argument("--openvino-step-tokens", type=int, help="(default: its own, 256)")
     parser.add_argument("--vllm-model", type=Path, metavar="FOLDER", help="with safetensors")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of octavo")
     parser.add_argument("--threads", type=int, default=2, help="of each engine")

@@ -33,7 +33,7 @@ def as_q4_0(model_file: Path, folder: Path, quantize: Path) -> Path:
         return made
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = made.with_suffix(".part")
-    command = [quantize, "--allow-requantize", model_file, unfinished, "Q4_0"]
+    command = [str(quantize), "--allow-requantize", str(model_file), str(unfinished), "Q4_0"]
     try:
         subprocess.run(command, capture_output=True, text=True, check=True)
     except OSError as error:

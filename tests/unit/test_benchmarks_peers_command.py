@@ -210,6 +210,7 @@ class ContinuousBatchingPipeline:
     def __init__(self, model, config, device, properties):
         print("some library talks", device)
         assert properties == {"INFERENCE_NUM_THREADS": 2}
+        assert config.max_num_batched_tokens == 512
         assert config.num_kv_blocks * 32 >= config.max_num_seqs * 32
         self.handles, self.ids = [], set()
     def get_tokenizer(self):
@@ -234,7 +235,8 @@ def test_the_command_compares_a_server_and_a_worker(
     fake.module("openvino_genai", OPENVINO_GENAI)
     files = [f"--json={tmp_path / 'out' / 'p.json'}", f"--html={tmp_path / 'p.html'}"]
     flags = ["--load=crowd", "--requests=2", "--rounds=1", *files]
-    assert main([str(model), "--folder", str(tmp_path), *flags]) == 0
+    place = ["--folder", str(tmp_path), "--openvino-step-tokens=512"]
+    assert main([str(model), *place, *flags]) == 0
     shown = capsys.readouterr()
     assert "skipped: llama.cpp:" in shown.err
     assert "skipped: vllm:" in shown.err
