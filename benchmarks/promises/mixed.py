@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -52,12 +53,11 @@ def measure_long_prompt(options: argparse.Namespace) -> dict[str, object]:
     return {"long_prompt": found}
 
 
-def _each_side(options: argparse.Namespace, load: Timetable) -> list[tuple[str, Measurement]]:
-    found = []
+def _each_side(options: argparse.Namespace, load: Timetable) -> Iterator[tuple[str, Measurement]]:
     for name, opened in sides(options, load).items():
         with opened() as target:
-            found.append((name, run(target, load, _OPTIONS, name=name)))
-    return found
+            measurement = run(target, load, _OPTIONS, name=name)
+        yield name, measurement
 
 
 def _first_text_seconds(measurement: Measurement) -> float | None:

@@ -151,5 +151,5 @@ class Engine:
         metrics.generated_tokens.add(sum(len(output.token_ids) for output in outputs))
         metrics.step_seconds.observe(seconds)
         metrics.predicted_seconds.add(plan.predicted_seconds)
-        metrics.row_seconds.add(len(plan.rows) * seconds)
+        metrics.row_seconds.add(metrics.rows.value * seconds)
         metrics.native_seconds.add(result.native_seconds)

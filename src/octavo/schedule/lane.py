@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from octavo.core.service_classes import ServiceClass
 from octavo.schedule.counters import ClassCounters
+from octavo.schedule.demand import Pace, Tickets
 from octavo.schedule.queue import LaneQueue
 from octavo.schedule.sequence import Key, Sequence
 
@@ -66,10 +67,8 @@ class Lane:
         self.deficit_seconds = 0.0
         self.served_seconds: float | None = None
         self.counters = ClassCounters()
-        self._drained_tokens = 0.0
-        self._drained_seconds = 0.0
-        self._drained_at: float | None = None
-        self._promised_seconds = 0.0
+        self.pace = Pace()
+        self.tickets = Tickets()
 
     @property
     def has_work(self) -> bool:
@@ -115,25 +114,3 @@ class Lane:
         elif sequence.is_exposed:
             self.exposed.remove(sequence)
 
-    def drained(self, tokens: int, now_seconds: float) -> None:
-        """A request of so many tokens left the queue; measures how fast that goes under load."""
-        if self._drained_at is not None:
-            self._drained_tokens = 0.9 * self._drained_tokens + tokens
-            self._drained_seconds = 0.9 * self._drained_seconds + now_seconds - self._drained_at
-        self._drained_at = now_seconds if self.waiting else None
-
-    def began_to_wait(self, now_seconds: float) -> None:
-        """Somebody waits where nobody did."""
-        self._drained_at = now_seconds
-
-    def seconds_per_token(self, guess: float) -> float:
-        """Seconds that the queue takes a prompt token, `guess` where nothing was measured."""
-        if self._drained_seconds <= 0 or self._drained_tokens <= 0:
-            return guess
-        return self._drained_seconds / self._drained_tokens
-
-    def promise(self, now_seconds: float, wait_seconds: float, own_seconds: float) -> float:
-        """When a refused request may come back: those who were told earlier come first."""
-        start = max(self._promised_seconds, now_seconds + wait_seconds)
-        self._promised_seconds = start + own_seconds
-        return self._promised_seconds - now_seconds

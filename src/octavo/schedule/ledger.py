@@ -310,8 +310,7 @@ class Ledger:
 
     def _wait(self, sequence: Sequence, now: float) -> None:
         home = sequence.home
-        if not home.waiting:
-            home.began_to_wait(now)
+        home.pace.begin(now)
         home.waiting += 1
         home.waiting_tokens += sequence.token_count
 
@@ -319,7 +318,6 @@ class Ledger:
         home = sequence.home
         home.waiting -= 1
         home.waiting_tokens -= sequence.token_count
-        home.drained(sequence.token_count, now)
 
     def _move(self, sequence: Sequence, after: RequestState, reason: str, now: float) -> None:
         sequence.state = move(

@@ -18,7 +18,7 @@ from octavo.schedule.batching import Batching
 from octavo.schedule.cost import CostModel, CostProfile
 from octavo.schedule.counters import ClassCounters, ClassLoad, SchedulerCounters
 from octavo.schedule.events import Decision, Starved
-from octavo.schedule.gate import choose_lane
+from octavo.schedule.gate import choose_lane, note_prefills, outlook_of
 from octavo.schedule.lane import Lane
 from octavo.schedule.ledger import Ledger
 from octavo.schedule.plan import StepPlan, StepResult
@@ -120,12 +120,11 @@ class Scheduler:
 
     def class_loads(self) -> dict[str, ClassLoad]:
         """How much there is of each class at this moment."""
-        guess = self.cost.token or 1e-3
         return {
             name: ClassLoad(
                 waiting=lane.waiting,
                 running=len(lane.running),
-                wait_seconds=lane.waiting_tokens * lane.seconds_per_token(guess),
+                wait_seconds=outlook_of(lane, self.cost).wait_seconds,
             )
             for name, lane in self._by_name.items()
         }
@@ -301,6 +300,7 @@ class Scheduler:
         measured = result.elapsed_seconds
         predicted = plan.predicted_seconds
         scale = measured / predicted if measured > 0 and predicted > 0 else 1.0
+        note_prefills(planner.draft.chunks.values(), self._lanes, now)
         self._ledger.charge(planner, min(max(scale, 0.1), 10.0), now)
         if len(result.rows) + len(result.decoded) == plan.row_count:
             self.cost.observe(planner.shape, measured)
@@ -345,11 +345,10 @@ class Scheduler:
             lane = choose_lane(
                 self._lanes,
                 wanted,
-                len(request.prompt),
+                request,
                 now_seconds=now,
                 arrival_seconds=min(request.arrival_seconds or now, now),
                 cost=self.cost,
-                on_miss=request.on_miss,
             )
         except Overloaded as error:
             wanted.counters.refused += 1
