@@ -24,7 +24,7 @@ COST = CostProfile(
     error=0.05,
 )
 PROMISES = {each.name: each for each in BUILT_IN}
-SECONDS = 40.0
+SECONDS = 30.0
 
 
 @dataclass

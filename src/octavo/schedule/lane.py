@@ -113,4 +113,3 @@ class Lane:
             self.ghosts.remove(sequence)
         elif sequence.is_exposed:
             self.exposed.remove(sequence)
-
