@@ -159,7 +159,11 @@ def test_a_long_prompt_is_refused_before_it_is_tokenized(tiny_path: Path) -> Non
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_late_request_is_refused_lowered_or_run_as_it_asks(tiny_path: Path, stream: bool) -> None:
     body = {**SHORT, "service_class": "fast", "stream": stream}
-    with served(tiny_path, IMPATIENT) as server:
+    with (
+        served(tiny_path, IMPATIENT, step_seconds=0.01) as server,
+        server.open(COMPLETIONS, {**LONG, "service_class": "batch"}),
+    ):
+        server.wait_until(lambda: server.metric("octavo_running") == 1)
         reply = server.post(COMPLETIONS, {**body, "on_miss": "refuse"})
         assert reply.status == 429
         assert "after its target" in reply.error["message"]

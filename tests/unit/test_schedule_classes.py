@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.core.errors import InvalidRequest, Overloaded, SettingsError
+from octavo.core.ids import RequestId
 from octavo.core.service_class_settings import parse_classes, parse_routes, show_classes
 from octavo.core.service_classes import BUILT_IN, UNIFORM, Route, ServiceClass, choose_class
 from octavo.schedule.cost import CostModel, CostProfile, StepShape
@@ -80,7 +81,10 @@ def test_a_full_queue_tells_when_to_come_back() -> None:
 def test_a_request_that_would_be_late(on_miss: str) -> None:
     late = ServiceClass("fast", 0.01, 0.02, on_miss=on_miss)
     driven = driver(classes=(late, STANDARD))
-    asked = request("a", range(100), service_class="fast")
+    # Who finds nobody else is taken: it could not come sooner.
+    driven.add(request("first", range(100), service_class="fast"))
+    assert driven.scheduler.class_of(RequestId("first")) == "fast"
+    asked = request("a", range(100, 200), service_class="fast")
     if on_miss == "refuse":
         with pytest.raises(Overloaded):
             driven.add(asked)

@@ -41,7 +41,8 @@ def choose_lane(
 ) -> Lane:
     """The class that takes a request: `wanted`, or a lower one if its target would be missed.
 
-    Who was refused and comes back at the told time is taken.
+    Who was refused and comes back at the told time is taken. So is whoever finds nobody else: it
+    cannot come sooner at any other time, and only work shows whether predictions are right.
 
     Raises:
         Overloaded: the queue of the class is full, or it refuses what it would be late for.
@@ -61,7 +62,7 @@ def choose_lane(
             raise _refusal(lane, request, reason, problem, wait, now_seconds)
         target = service.first_token_seconds
         treatment = request.on_miss or service.on_miss
-        if treatment == "run" or target is None:
+        if treatment == "run" or target is None or not any(each.has_work for each in lanes):
             return lane
         own = max(cost.chunk(tokens, 0), tokens * outlook.token_seconds)
         late = outlook.wait_seconds + own + now_seconds - arrival_seconds - target
