@@ -112,7 +112,7 @@ def test_host_sends_down_what_makes_way_and_the_rest_at_the_end(tmp_path: Path) 
     host = HostTier(2, PAGE_BYTES, below=open_disk(tmp_path))
     store(host, range(5))
     assert host.counters.evicted == 3
-    assert host.capacity().pages == 2
+    assert host.capacity().pages == 5
     host.close()
     again = open_disk(tmp_path)
     assert all(load(again, number) for number in range(5))
@@ -283,6 +283,18 @@ def test_disk_that_is_full_from_the_start(tmp_path: Path, faults: Faults) -> Non
     assert not tier.takes_pages
     assert not load(tier, 0)
     tier.close()
+
+
+def test_disk_that_is_full_at_a_restart_is_read(tmp_path: Path, faults: Faults) -> None:
+    tier = open_disk(tmp_path)
+    store(tier, range(3))
+    tier.close()
+    flip(folder_of(tmp_path, FINGERPRINT) / INDEX_NAME, 8 * 2 * ENTRY_BYTES)
+    faults.fail = {"write": errno.ENOSPC}
+    again = open_disk(tmp_path, files=faults)
+    assert [load(again, number) for number in range(3)] == [True, False, True]
+    assert not again.takes_pages
+    again.close()
 
 
 def test_disk_that_becomes_full_keeps_its_part(tmp_path: Path, faults: Faults) -> None:

@@ -116,8 +116,13 @@ class DiskTier:
         self._index.collect_free()
         if content.is_sound and kept is not None and not self._log.is_long(self._segments.slots):
             self._log.reopen(len(content.entries))
-        else:
+            return
+        try:
             self._log.rewrite(self._index.entries())
+        except OSError as error:
+            # On a full disk what is there can still be read.
+            self._failures = _MOST_FAILURES
+            self._failed("be indexed", error)
 
     def _remove_further_segments(self) -> None:
         number = self._segments.count

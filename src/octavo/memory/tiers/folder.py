@@ -49,7 +49,8 @@ def make_folder(root: Path, fingerprint: bytes, about: Mapping[str, str]) -> Pat
     root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
     if not (folder / ABOUT_NAME).exists():
-        (folder / ABOUT_NAME).write_text(json.dumps(dict(about), indent=2) + "\n")
+        with suppress(OSError):  # only for people
+            (folder / ABOUT_NAME).write_text(json.dumps(dict(about), indent=2) + "\n")
     return folder
 
 

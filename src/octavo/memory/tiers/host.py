@@ -69,9 +69,9 @@ class HostTier:
             self._below.settle()
 
     def capacity(self) -> TierCapacity:
-        """Of this tier alone."""
         pages, most = len(self._index), self._index.slots
-        return TierCapacity(pages, most, pages * self._page_bytes, most * self._page_bytes)
+        own = TierCapacity(pages, most, pages * self._page_bytes, most * self._page_bytes)
+        return own if self._below is None else own + self._below.capacity()
 
     def close(self) -> None:
         if self._below is None:

@@ -24,12 +24,23 @@ class TierCounters:
 
 @dataclass(frozen=True, slots=True)
 class TierCapacity:
-    """How much a tier holds and may hold; `bytes` are what its pages take where they lie."""
+    """How much a tier holds and may hold, with those below it.
+
+    `bytes` are what it takes where its pages lie. A page that lies in two tiers counts twice.
+    """
 
     pages: int
     most_pages: int
     bytes: int
     most_bytes: int
+
+    def __add__(self, other: TierCapacity) -> TierCapacity:
+        return TierCapacity(
+            self.pages + other.pages,
+            self.most_pages + other.most_pages,
+            self.bytes + other.bytes,
+            self.most_bytes + other.most_bytes,
+        )
 
 
 class Tier(Protocol):

@@ -1,0 +1,245 @@
+"""Pages go down and come back between the steps of an engine, and nobody's answer changes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from engine_harness import Rig, make_request
+from fake_model import FakeModel
+from octavo.memory.tiers.host import HostTier
+from octavo.memory.tiers.mover import PageMover
+from octavo.memory.tiers.tier import Tier
+from swap_harness import SwapRig, disk_maker
+
+PAGE_TOKENS = 4
+
+
+def prompt(seed: int, tokens: int = 41) -> tuple[int, ...]:
+    return tuple(random.Random(seed).randrange(40) for _ in range(tokens))
+
+
+def rig(make_tier: object = None, *, pages: int = 40, **settings: object) -> SwapRig:
+    maker = make_tier or (lambda page_bytes: HostTier(100, page_bytes))
+    return SwapRig(FakeModel(), maker, pages=pages, page_tokens=PAGE_TOKENS, **settings)  # type: ignore[arg-type]
+
+
+def plain_answer(name: str, tokens: tuple[int, ...]) -> list[object]:
+    alone = Rig(FakeModel(), pages=40, page_tokens=PAGE_TOKENS)
+    return alone.run([make_request(name, tokens, seed=1)])[name].bits()
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("kind", ["host", "disk", "host over disk"])
+def test_evicted_prefix_comes_back(tmp_path: Path, kind: str, threaded: bool) -> None:
+    def make_tier(page_bytes: int) -> Tier:
+        if kind == "host":
+            return HostTier(100, page_bytes)
+        below = disk_maker(tmp_path)(page_bytes)
+        return below if kind == "disk" else HostTier(3, page_bytes, below=below)
+
+    swapping = rig(make_tier, pages=14, threaded=threaded)
+    for number in (1, 2, 3):
+        swapping.run([make_request(f"r{number}", prompt(number), seed=1)])
+        swapping.rest()
+    assert swapping.scheduler.counters.evicted_pages > 0
+    answer = swapping.run([make_request("again", prompt(1), seed=1)])["again"]
+    assert answer.cached_tokens == 40
+    assert answer.bits() == plain_answer("again", prompt(1))
+    assert swapping.swapper.counters.loaded_pages == 10
+    assert swapping.swapper.counters.loads == 1
+    swapping.close()
+
+
+def test_cache_outlives_the_engine(tmp_path: Path) -> None:
+    first = rig(disk_maker(tmp_path))
+    before = first.run([make_request("a", prompt(1), seed=1)])["a"]
+    first.close()
+    second = rig(disk_maker(tmp_path), threaded=True)
+    after = second.run([make_request("a", prompt(1), seed=1)])["a"]
+    assert (before.cached_tokens, after.cached_tokens) == (0, 40)
+    assert after.bits() == before.bits()
+    second.close()
+
+
+def test_closing_writes_down_what_is_cached(tmp_path: Path) -> None:
+    first = rig(disk_maker(tmp_path), threaded=True, threshold=1.0)
+    first.run([make_request("a", prompt(1), seed=1)])
+    assert first.swapper.counters.written_pages == 0
+    first.engine.close()
+    first.engine.close()
+    second = rig(disk_maker(tmp_path))
+    assert second.tier.capacity().pages == first.swapper.counters.written_pages > 10
+    second.close()
+
+
+def test_requests_of_one_prefix_share_a_load(tmp_path: Path) -> None:
+    first = rig(disk_maker(tmp_path))
+    first.run([make_request("a", prompt(1, 61), seed=1)])
+    first.close()
+    second = rig(disk_maker(tmp_path))
+    # The second wants more of the prefix than the first, the third goes on differently.
+    requests = [
+        make_request("short", prompt(1, 61)[:21], seed=1),
+        make_request("long", prompt(1, 61), seed=1),
+        make_request("other", (*prompt(1, 61)[:33], *prompt(9, 9)), seed=1),
+    ]
+    answers = second.run(requests)
+    assert [answers[each.id].cached_tokens for each in requests] == [20, 60, 32]
+    for each in requests:
+        assert answers[each.id].bits() == plain_answer(each.id, each.prompt)
+    assert second.swapper.counters.loaded_pages == 15
+    second.close()
+
+
+def test_cold_pages_are_written_only_above_the_threshold() -> None:
+    calm = rig(pages=40, threshold=0.5)
+    calm.run([make_request("a", prompt(1), seed=1)])
+    calm.step()
+    assert calm.swapper.counters.written_pages == 0
+    calm.run([make_request(f"b{number}", prompt(10 + number), seed=1) for number in range(3)])
+    assert calm.swapper.counters.written_pages > 0
+
+
+def test_evictions_lose_nothing_while_the_engine_is_busy() -> None:
+    """Writing down in the background keeps up with a queue that never ends."""
+    busy = rig(pages=24, max_rows=1, moves=8)
+    requests = [make_request(f"r{number}", prompt(number), seed=1) for number in range(8)]
+    busy.run(requests)
+    again = busy.run([make_request("again", prompt(0), seed=1)])["again"]
+    assert again.cached_tokens == 40
+    assert again.bits() == plain_answer("again", prompt(0))
+
+
+def test_loading_is_left_out_where_computing_is_quicker() -> None:
+    swapping = rig(pages=14, recompute_seconds=0.0)
+    for number in (1, 2, 3, 1):
+        swapping.run([make_request(f"r{number}", prompt(number), seed=1)])
+        swapping.rest()
+        swapping.answers.clear()
+    assert swapping.swapper.counters.loads == 0
+    assert swapping.swapper.counters.loads_too_slow == 1
+
+
+def test_a_load_that_takes_too_long_is_given_up() -> None:
+    now = [0.0]
+    swapping = rig(pages=14, timeout_seconds=2.0, clock=lambda: now[0])
+    for number in (1, 2, 3):
+        swapping.run([make_request(f"r{number}", prompt(number), seed=1)])
+        swapping.rest()
+    swapping.moves = 0
+    swapping.add(make_request("again", prompt(1), seed=1))
+    for _ in range(20):
+        swapping.step()
+    assert swapping.scheduler.running_count == 0
+    assert swapping.engine.has_work
+    for _ in range(4):
+        swapping.mover.work()
+    now[0] = 2.5
+    answer = swapping.run()["again"]
+    # What had come in by then is of use.
+    assert answer.cached_tokens == 16
+    assert answer.bits() == plain_answer("again", prompt(1))
+    assert swapping.swapper.counters.loads_timed_out == 1
+
+
+@pytest.mark.parametrize("end", ["cancel", "finish"])
+def test_ending_a_request_ends_its_load(end: str) -> None:
+    swapping = rig(pages=14)
+    for number in (1, 2, 3):
+        swapping.run([make_request(f"r{number}", prompt(number), seed=1)])
+        swapping.rest()
+    swapping.moves = 0
+    swapping.add(make_request("again", prompt(1), seed=1))
+    swapping.step()
+    assert swapping.swapper.is_loading
+    assert getattr(swapping.engine, end)("again")
+    assert not swapping.swapper.is_loading
+    assert not swapping.engine.has_work
+    assert swapping.mover.waiting_loads == 0
+    swapping.step()
+    assert swapping.scheduler.cache.pool.held_count == 0
+
+
+def test_a_page_that_is_lost_on_the_way_is_computed() -> None:
+    swapping = rig(pages=14)
+    for number in (1, 2, 3):
+        swapping.run([make_request(f"r{number}", prompt(number), seed=1)])
+        swapping.rest()
+    swapping.moves = 0
+    swapping.add(make_request("again", prompt(1), seed=1))
+    swapping.tier.drop(swapping.scheduler.reusable_keys("again")[6])  # type: ignore[arg-type]
+    swapping.moves = 3
+    answer = swapping.run()["again"]
+    assert answer.cached_tokens == 24
+    assert answer.bits() == plain_answer("again", prompt(1))
+
+
+def test_a_broken_tier_costs_time_only() -> None:
+    class Broken(HostTier):
+        broken = False
+
+        def load(self, key: bytes, page: memoryview) -> bool:
+            if self.broken:
+                page[:] = bytes(len(page))
+                raise RuntimeError("broken")
+            return super().load(key, page)
+
+        def settle(self) -> None:
+            raise RuntimeError("broken")
+
+    swapping = rig(lambda page_bytes: Broken(100, page_bytes), pages=14, threaded=True)
+    for number in (1, 2, 3):
+        swapping.run([make_request(f"r{number}", prompt(number), seed=1)])
+        swapping.rest()
+    swapping.tier.broken = True  # type: ignore[attr-defined]
+    answer = swapping.run([make_request("again", prompt(1), seed=1)])["again"]
+    assert answer.cached_tokens == 0
+    assert answer.bits() == plain_answer("again", prompt(1))
+    swapping.close()
+
+
+def test_scores_of_the_prompt_are_computed_not_loaded(tmp_path: Path) -> None:
+    first = rig(disk_maker(tmp_path))
+    first.run([make_request("a", prompt(1), seed=1)])
+    first.close()
+    second = rig(disk_maker(tmp_path))
+    scored = make_request("a", prompt(1), seed=1, prompt_logprobs=2)
+    answer = second.run([scored])["a"]
+    assert answer.cached_tokens == 0
+    assert answer.prompt_logprobs is not None
+    assert len(answer.prompt_logprobs) == 41
+    second.close()
+
+
+def test_idle_engine_writes_the_newest_pages_that_fit() -> None:
+    small = rig(lambda page_bytes: HostTier(5, page_bytes), pages=40, threshold=1.0)
+    small.run([make_request("old", prompt(1), seed=1)])
+    small.run([make_request("new", prompt(2, 21), seed=1)])
+    small.rest()
+    assert not small.engine.tend()
+    assert small.swapper.counters.written_pages == 5
+    keys = [key for key in small.scheduler.cache.index.ids if small.tier.holds(key)]
+    assert len(keys) == 5
+
+
+def test_mover_stages_no_more_than_it_may() -> None:
+    tier = HostTier(20, 8)
+    keys = [bytes([number]) * 32 for number in range(10)]
+    for key in keys:
+        tier.store(key, memoryview(key[:8]))
+    mover = PageMover(tier, 8, staged_pages=3)
+    mover.load(1, keys)
+    while mover.work():
+        pass
+    assert mover.waiting_loads == 7
+    taken = mover.take(2)
+    assert [bytes(each.content or b"") for each in taken] == [key[:8] for key in keys[:2]]
+    while mover.work():
+        pass
+    assert mover.waiting_loads == 5
+    mover.cancel(1)
+    assert mover.take(9) == []
+    assert not mover.work()
