@@ -14,6 +14,7 @@ from octavo.cli.console import ensure_standard_streams, quiet_output
 from octavo.core.errors import OctavoError
 
 VERBS = {
+    "cache": "List, verify or clear the pages that engines keep on disk.",
     "chat": "Talk with a model, one turn after the other.",
     "demo": "Start a server, ask it a question over HTTP.",
     "generate": "Complete a prompt.",

@@ -17,7 +17,7 @@ class KvPages:
 
     def read(self, page: int) -> bytes:
         """A copy of a page."""
-        return self._pages[page].tobytes()
+        return bytes(memoryview(self._pages[page]))
 
     def write(self, page: int, content: memoryview) -> None:
         """Overwrite a page that no request holds."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from octavo.core.clock import Clock
 from octavo.engine.engine import Engine
+from octavo.memory.tiers.swapper import Swapper
 from octavo.observe.process_memory import proportional_bytes, resident_bytes
-from octavo.observe.stats import Buckets, ClassStats, EngineStats
+from octavo.observe.stats import Buckets, ClassStats, EngineStats, SwapStats
 
 PROPORTIONAL_SECONDS = 5.0
 
@@ -69,6 +70,7 @@ class StatsSource:
             pss_bytes=self._pss_bytes,
             classes=self._classes(),
             ping=ping,
+            swap=_swap_stats(self._engine.swapper),
         )
 
     def _classes(self) -> tuple[ClassStats, ...]:
@@ -89,3 +91,24 @@ class StatsSource:
             )
             for name, counters in scheduler.class_counters.items()
         )
+
+
+def _swap_stats(swapper: Swapper | None) -> SwapStats | None:
+    if swapper is None:
+        return None
+    tier = swapper.mover.tier
+    capacity, moved, decided = tier.capacity(), tier.counters, swapper.counters
+    return SwapStats(
+        pages=capacity.pages,
+        most_pages=capacity.most_pages,
+        bytes=capacity.bytes,
+        most_bytes=capacity.most_bytes,
+        written_pages=moved.stored,
+        loaded_pages=moved.loaded,
+        evicted_pages=moved.evicted,
+        damaged_pages=moved.damaged,
+        failures=moved.failed,
+        loads=decided.loads,
+        loads_timed_out=decided.loads_timed_out,
+        loads_too_slow=decided.loads_too_slow,
+    )

@@ -190,6 +190,13 @@ class ServingMetrics(CallObserver):
             about = "Since the engine's last step"
             yield self._one(GaugeMetricFamily, "octavo_last_step_age_seconds", about, age)
         yield self._steps(stats)
+        if stats.swap is not None:
+            for name, about in _SWAP_GAUGES.items():
+                value = getattr(stats.swap, name)
+                yield self._one(GaugeMetricFamily, f"octavo_swap_{name}", about, value)
+            for name, about in _SWAP_COUNTERS.items():
+                value = getattr(stats.swap, name)
+                yield self._one(CounterMetricFamily, f"octavo_swap_{name}", about, value)
 
     def _class_families(self, classes: Sequence[ClassStats]) -> Iterator[Metric]:
         labels = ["model_name", "service_class"]
@@ -252,6 +259,22 @@ _ENGINE_GAUGES = {
     "prediction_error": "Usual relative error of predicted step times, of late",
     "batch_fullness": "Share of the rows in use, over all steps",
     "max_rows": "Rows that a step may have",
+}
+_SWAP_GAUGES = {
+    "pages": "Pages in the tier below the KV cache",
+    "most_pages": "Pages that it may hold",
+    "bytes": "Bytes that its files take",
+    "most_bytes": "Bytes that they may take",
+}
+_SWAP_COUNTERS = {
+    "written_pages": "Pages written down",
+    "loaded_pages": "Pages read back",
+    "evicted_pages": "Pages of the tier that made way for others",
+    "damaged_pages": "Pages and index entries that were not what they should be",
+    "failures": "Reads and writes that the system refused or cut short",
+    "loads": "Prefixes that were fetched",
+    "loads_timed_out": "Fetches given up for the time they took",
+    "loads_too_slow": "Fetches left out because computing was predicted to be quicker",
 }
 _ENGINE_COUNTERS = {
     "steps": "Steps that computed at least one token",

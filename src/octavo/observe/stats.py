@@ -34,6 +34,27 @@ class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
     degraded: int
 
 
+class SwapStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The tier below the KV cache: what it holds now, and what has been moved since the start.
+
+    `damaged_pages` were not what they should be, `failures` calls that the system refused; both
+    cost a miss. Loads are counted once a prefix, pages one by one.
+    """
+
+    pages: int
+    most_pages: int
+    bytes: int
+    most_bytes: int
+    written_pages: int
+    loaded_pages: int
+    evicted_pages: int
+    damaged_pages: int
+    failures: int
+    loads: int
+    loads_timed_out: int
+    loads_too_slow: int
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """An engine's numbers between two steps; counts grow from its start on.
 
@@ -78,6 +99,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     classes: tuple[ClassStats, ...] = ()
     last_step_seconds: float | None = None
     ping: int | None = None
+    swap: SwapStats | None = None
 
     @property
     def native_share(self) -> float:

@@ -19,6 +19,7 @@ from octavo.memory.tiers.index_log import (
     Layout,
     index_bytes,
     read_index,
+    replay,
 )
 from octavo.memory.tiers.segments import Segments, segment_path
 from octavo.memory.tiers.slots import SlotIndex
@@ -112,8 +113,7 @@ class DiskTier:
         self._remove_further_segments()
         self._index.grow(self._segments.slots)
         if kept is not None:
-            self._replay(content.entries)
-        self._index.collect_free()
+            replay(content.entries, self._index)
         if content.is_sound and kept is not None and not self._log.is_long(self._segments.slots):
             self._log.reopen(len(content.entries))
             return
@@ -129,13 +129,6 @@ class DiskTier:
         while (path := segment_path(self._folder, number)).is_file():
             path.unlink()
             number += 1
-
-    def _replay(self, entries: list[tuple[int, int, bytes]]) -> None:
-        for kind, slot, key in entries:
-            if kind == STORED and slot < self._segments.slots:
-                self._index.claim(key, slot)
-            elif kind == DROPPED:
-                self._index.drop(key)
 
     @property
     def takes_pages(self) -> bool:

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from octavo.memory.tiers.files import Files, write_whole
+from octavo.memory.tiers.slots import SlotIndex
 
 STORED = 1
 DROPPED = 2
@@ -79,6 +80,16 @@ def read_index(path: Path) -> IndexContent:
         else:
             entries.append(_ENTRY.unpack(entry))
     return IndexContent(Layout(page_bytes, slot_bytes, segment_slots), entries, damaged)
+
+
+def replay(entries: Iterable[Entry], index: SlotIndex) -> None:
+    """Bring an empty index of as many slots as there are to where the entries end."""
+    for kind, slot, key in entries:
+        if kind == STORED and slot < index.slots:
+            index.claim(key, slot)
+        elif kind == DROPPED:
+            index.drop(key)
+    index.collect_free()
 
 
 class IndexLog:

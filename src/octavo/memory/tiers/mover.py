@@ -203,6 +203,10 @@ class PageMover:
             self._loaded.append(Loaded(number, content if is_there else None))
             if not keys or not is_there:
                 del self._loads[number]
+        if not is_there:
+            # Of no use without what is missing, and written again once that is computed.
+            for lost in keys:
+                self.tier.drop(lost)
 
     def _store(self, store: _Store) -> None:
         key = store.chain[-1]

@@ -1,0 +1,149 @@
+"""Pages on disk between two engines of a real kind of model: same bits, and only where they fit."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from engine_harness import float_bits
+from octavo import LLM, SamplingParams
+from octavo.cli import main as cli
+from octavo.engine.outputs import RequestOutput
+from octavo.memory.tiers.folder import folders, lock_folder
+from tiny import make_tiny_gguf
+
+PROMPT = [5 + number * 7 % 300 for number in range(200)]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=3)
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in [name for name in os.environ if name.startswith("OCTAVO_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_gguf(tmp_path_factory.mktemp("tiny") / "m.gguf", "gemma3", context=512)
+
+
+def ask(path: Path, **settings: object) -> RequestOutput:
+    """Open the model with its cache on disk, ask once, close it."""
+    values = {"kv_bytes": "8MB", "swap_space": "16MB", "block_size": "16tok", **settings}
+    with LLM(path, **values) as llm:
+        # A model as small as this computes as quickly as a disk reads.
+        llm._assembly.engine.swapper._recompute_seconds = lambda past, tokens: 1e9  # type: ignore[union-attr]
+        return llm.generate([PROMPT], PARAMS)[0]
+
+
+def bits(output: RequestOutput) -> list[object]:
+    return [
+        (entry.token_id, float_bits(entry.logprob), [float_bits(top.logprob) for top in entry.top])
+        for entry in output.outputs[0].logprobs or ()
+    ]
+
+
+@pytest.mark.parametrize("kv_format", ["fp16", "fp32"])
+def test_restart_finds_the_prefix_and_the_same_bits(path: Path, kv_format: str) -> None:
+    cold, warm = (ask(path, kv_format=kv_format, threads=1) for _ in range(2))
+    assert (cold.usage.cached_tokens, warm.usage.cached_tokens) == (0, 192)
+    assert cold.token_ids == warm.token_ids
+    assert bits(cold) == bits(warm)
+    assert len(bits(cold)) == 6
+
+
+CHANGES: list[dict[str, object]] = [
+    {"activations": "fp32"},
+    {"kv_format": "fp32"},
+    {"block_size": "32tok"},
+    {"cpu_tier": "scalar"},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
+def test_what_changes_the_cache_does_not_match(path: Path, change: dict[str, object]) -> None:
+    ask(path)
+    assert ask(path, **change).usage.cached_tokens == 0
+    assert ask(path, threads=1).usage.cached_tokens == 192
+
+
+def test_another_model_does_not_match(path: Path, tmp_path: Path) -> None:
+    ask(path)
+    other = make_tiny_gguf(tmp_path / "other.gguf", "gemma3", seed=9, context=512)
+    assert ask(other).usage.cached_tokens == 0
+
+
+def test_damage_is_computed_again(path: Path) -> None:
+    cold = ask(path)
+    (folder,) = folders(Path(os.environ["OCTAVO_HOME"]) / "kv")
+    (segment,) = folder.glob("segment-*")
+    content = bytearray(segment.read_bytes())
+    for place in range(0, len(content), 4096):
+        content[place + 1000] ^= 4
+    segment.write_bytes(content)
+    again = ask(path)
+    assert again.usage.cached_tokens == 0
+    assert bits(again) == bits(cold)
+    assert ask(path).usage.cached_tokens == 192
+
+
+def test_second_process_runs_without_and_says_so(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(path)
+    (folder,) = folders(Path(os.environ["OCTAVO_HOME"]) / "kv")
+    fd = lock_folder(folder)
+    assert fd is not None
+    with LLM(path, kv_bytes="8MB", swap_space="16MB", block_size="16tok") as llm:
+        assert llm.generate([PROMPT], PARAMS)[0].usage.cached_tokens == 0
+    os.close(fd)
+    assert "another process uses" in caplog.text
+
+
+def test_cache_verbs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask(path)
+    root = Path(os.environ["OCTAVO_HOME"]) / "kv"
+    (folder,) = folders(root)
+
+    def outcome(*arguments: str) -> tuple[int, str]:
+        try:
+            status = cli.run(["cache", *arguments])
+        except SystemExit as leaving:
+            status = int(leaving.code or 0)
+        return status, capsys.readouterr().out
+
+    status, out = outcome("ls")
+    assert status == 0
+    assert f"{folder.name[:16]}  " in out
+    assert " 12 pages of 16 tokens" in out
+    assert "int8, fp16" in out
+    status, out = outcome("ls", "--json")
+    (row,) = json.loads(out)
+    assert (row["pages"], row["in_use"], row["path"]) == (12, False, str(folder))
+    assert row["about"]["page_tokens"] == "16"
+    assert outcome("verify") == (0, f"{folder.name[:16]}  all 12 pages are sound\n")
+
+    (segment,) = folder.glob("segment-*")
+    content = bytearray(segment.read_bytes())
+    content[200] ^= 1
+    segment.write_bytes(content)
+    status, out = outcome("verify")
+    assert status == 1
+    assert "11 pages are sound, 1 pages or entries are damaged" in out
+
+    fd = lock_folder(folder)
+    assert fd is not None
+    assert "in use" in outcome("ls")[1]
+    assert outcome("verify") == (0, f"{folder.name[:16]}  in use, not read\n")
+    status, out = outcome("clear")
+    assert (status, "in use, stays" in out) == (1, True)
+    os.close(fd)
+    assert outcome("clear", "no-such-name")[0] == 1
+    status, out = outcome("clear", folder.name[:8])
+    assert status == 0
+    assert folders(root) == []
+    assert outcome("ls")[1] == f"0 in {root}, 0B in all\n"
