@@ -12,7 +12,7 @@ from fake_model import FakeModel
 from octavo.memory.tiers.host import HostTier
 from octavo.memory.tiers.mover import PageMover
 from octavo.memory.tiers.tier import Tier
-from swap_harness import SwapRig, disk_maker
+from swap_harness import ALWAYS_LOAD, SwapRig, disk_maker
 
 PAGE_TOKENS = 4
 
@@ -175,6 +175,31 @@ def test_a_page_that_is_lost_on_the_way_is_computed() -> None:
     answer = swapping.run()["again"]
     assert answer.cached_tokens == 24
     assert answer.bits() == plain_answer("again", prompt(1))
+
+
+def test_preempted_request_gets_its_pages_back() -> None:
+    def run(recompute_seconds: float) -> SwapRig:
+        swapping = rig(pages=24, moves=20, step_pages=20, recompute_seconds=recompute_seconds)
+        requests = [
+            make_request(f"r{number}", prompt(number), seed=1, max_new_tokens=40)
+            for number in range(3)
+        ]
+        answers = swapping.run(requests)
+        for each in requests:
+            assert answers[each.id].token_ids == expected[each.id]
+        assert swapping.scheduler.counters.preemptions > 0
+        return swapping
+
+    expected = {}
+    for number in range(3):
+        alone = Rig(FakeModel(), pages=40, page_tokens=PAGE_TOKENS)
+        request = make_request(f"r{number}", prompt(number), seed=1, max_new_tokens=40)
+        expected[request.id] = alone.run([request])[request.id].token_ids
+    swapped, computed = run(ALWAYS_LOAD), run(0.0)
+    assert swapped.swapper.counters.loaded_pages > 0
+    assert computed.swapper.counters.loads_too_slow > 0
+    tokens = [each.engine.metrics.computed_tokens.value for each in (swapped, computed)]
+    assert tokens[0] < tokens[1]
 
 
 def test_a_broken_tier_costs_time_only() -> None:

@@ -46,6 +46,7 @@ class Engine:
         self._sleep = sleep
         self._pending: StepPlan | None = None
         self._empty_steps = 0
+        self._displaced: set[RequestId] = set()
 
     @property
     def has_work(self) -> bool:
@@ -59,9 +60,7 @@ class Engine:
         """
         self.scheduler.add(request)
         self.metrics.requests.add()
-        swapper = self.swapper
-        if swapper and swapper.want(request.id, self.scheduler.reusable_keys(request.id)):
-            self.scheduler.hold_back(request.id)
+        self._fetch(request.id)
 
     def cancel(self, request_id: RequestId) -> bool:
         """End a request without an answer; False if it is not there. It makes no more news."""
@@ -84,6 +83,7 @@ class Engine:
         if self._pending is None:
             plan = self.scheduler.plan()
             self.scheduler.commit(plan)
+            self._displaced.update(each.request_id for each in plan.preemptions)
             self._pending = plan
         plan = self._pending
         result = self._execute(plan)
@@ -113,9 +113,31 @@ class Engine:
 
     def _swap(self) -> None:
         """Move pages between the cache and the tier below, and let go who waited for them."""
-        if self.swapper is not None:
-            for request_id in self.swapper.poll(is_busy=self.scheduler.running_count > 0):
-                self.scheduler.let_go(request_id)
+        if self.swapper is None:
+            self._displaced.clear()
+            return
+        scheduler, pool = self.scheduler, self.scheduler.cache.pool
+        for request_id in self.swapper.poll(is_busy=scheduler.running_count > 0):
+            scheduler.let_go(request_id)
+        for request_id in sorted(self._displaced):
+            if not scheduler.is_displaced(request_id):
+                self._displaced.remove(request_id)
+                continue
+            # Sooner than there is room for it, its pages would only be evicted again.
+            needed = len(scheduler.reusable_keys(request_id)) + 2
+            reserve = 2 * scheduler.running_count + pool.pages // 64
+            if pool.pages - pool.held_count >= needed + reserve and not self._fetch(request_id):
+                self._displaced.remove(request_id)
+
+    def _fetch(self, request_id: RequestId) -> bool:
+        """Have pages brought in that a waiting request could use, and let it wait for them."""
+        swapper = self.swapper
+        if swapper is None:
+            return False
+        fetches = swapper.want(request_id, self.scheduler.reusable_keys(request_id))
+        if fetches:
+            self.scheduler.hold_back(request_id)
+        return fetches
 
     def _forget(self, request_id: RequestId) -> None:
         if self.swapper is not None:

@@ -69,9 +69,10 @@ class Ledger:
         self._push(sequence, now)
 
     def hold_back(self, sequence: Sequence) -> None:
-        """Take a waiting request aside until it is let go."""
-        sequence.lane.queue.remove(sequence)
-        self.producers.park(sequence, _ASIDE + sequence.id.encode())
+        """Take a waiting request aside until it is let go, unless it sits aside already."""
+        if sequence.parked_on is None:
+            sequence.lane.queue.remove(sequence)
+            self.producers.park(sequence, _ASIDE + sequence.id.encode())
 
     def let_go(self, sequence: Sequence, now: float) -> None:
         """Queue a request again that was held back."""

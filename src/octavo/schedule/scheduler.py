@@ -197,8 +197,13 @@ class Scheduler:
         sequence = self._ledger.sequences[request_id]
         return sequence.keys[: sequence.reusable_pages]
 
+    def is_displaced(self, request_id: RequestId) -> bool:
+        """A request was preempted and has no row yet."""
+        sequence = self._ledger.sequences.get(request_id)
+        return sequence is not None and sequence.was_preempted
+
     def hold_back(self, request_id: RequestId) -> None:
-        """Plan a request that waits for a row only after `let_go`: its pages are on their way."""
+        """Plan a request without a row only after `let_go`: its pages are on their way."""
         self._planned = None
         self._ledger.hold_back(self._ledger.sequences[request_id])
 

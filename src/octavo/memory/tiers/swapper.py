@@ -158,10 +158,14 @@ class Swapper:
     # Up
 
     def _want(self, name: RequestId, keys: Sequence[bytes]) -> bool:
-        start = len(self._cache.look_up(keys))
+        present = self._cache.look_up(keys)
+        start = len(present)
         end = start + look_up(self.mover.tier, keys[start:])
         if end == start:
             return False
+        # What is here must not be evicted while the rest comes: used last from now on.
+        self._cache.share(present)
+        self._cache.release(present)
         for load in self._loads.values():
             if load.keys[load.at : load.at + 1] == keys[start : start + 1]:
                 load.waiting[name] = keys
