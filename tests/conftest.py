@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -27,6 +28,12 @@ def interruptible() -> None:
     Programs that tests start would inherit that, and tests of interrupts would wait for ever.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def heard_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `caplog` hear the log again where a command that a test ran kept it for itself."""
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
 
 
 @pytest.fixture(scope="session")
