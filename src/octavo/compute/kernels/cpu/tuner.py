@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,34 +30,49 @@ CANDIDATES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 """Values to try of each knob, and the numbers of rows at which it matters."""
 
 Seconds = Callable[[Knobs, int], float]
-"""Seconds of a call with these knobs and this many rows."""
+"""Seconds of a call with these knobs and this many rows, the mean of a burst."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best knobs found, and their time as a share of the default's where they differ."""
+    """The best knobs found, and how much less time they take than the default, as a share of it."""
 
     knobs: Knobs
     gain: float
 
 
 def search(seconds: Seconds) -> Tuned:
-    """One knob after the other, each by its effect over the rows where it matters."""
-    best, kept = DEFAULT, 1.0
+    """One knob after the other by its effect where it matters, then all together once more."""
+    best = DEFAULT
     for name, (candidates, rows) in CANDIDATES.items():
-        current = [seconds(best, count) for count in rows]
         chosen, chosen_share = best, 1.0 - _LEAST_GAIN
         for candidate in candidates:
             trial = replace(best, **{name: candidate})
-            if trial == best:
-                continue
-            ratios = [seconds(trial, count) / old for count, old in zip(rows, current, strict=True)]
-            share = sum(ratios) / len(ratios)
-            if share < chosen_share:
-                chosen, chosen_share = trial, share
-        if chosen != best:
-            best, kept = chosen, kept * chosen_share
-    return Tuned(best, 1.0 - kept)
+            if trial != best:
+                share = _time_share(seconds, trial, best, rows)
+                if share < chosen_share:
+                    chosen, chosen_share = trial, share
+        best = chosen
+    if best == DEFAULT:
+        return Tuned(DEFAULT, 0.0)
+    rows = tuple(sorted({count for _, rows in CANDIDATES.values() for count in rows}))
+    share = _time_share(seconds, best, DEFAULT, rows)
+    return Tuned(best, 1.0 - share) if share < 1.0 - _LEAST_GAIN else Tuned(DEFAULT, 0.0)
+
+
+def _time_share(seconds: Seconds, trial: Knobs, other: Knobs, rows: Sequence[int]) -> float:
+    """Time with `trial` over time with `other`, the mean over `rows`.
+
+    Bursts of both alternate, and the less favourable of two readings counts, so that what else the
+    machine does cannot pass for a gain.
+    """
+    shares = []
+    for count in rows:
+        pairs = [(seconds(trial, count), seconds(other, count)) for _ in range(_BURSTS)]
+        median = statistics.median(mine / theirs for mine, theirs in pairs)
+        best = min(mine for mine, _ in pairs) / min(theirs for _, theirs in pairs)
+        shares.append(max(median, best))
+    return statistics.fmean(shares)
 
 
 def measure_tensor(tensor: RawTensor, tier: str, threads: int) -> Tuned:
@@ -77,7 +93,6 @@ def measure_tensor(tensor: RawTensor, tier: str, threads: int) -> Tuned:
         x = rng.standard_normal((rows, width), dtype=np.float32)
         first = timer.run(x, 2)
         calls = max(2, min(copies, round(_BURST_SECONDS / max(min(first), 1e-7))))
-        bursts = [timer.run(x, calls) for _ in range(_BURSTS)]
-        return min(sum(burst) / calls for burst in bursts)
+        return sum(timer.run(x, calls)) / calls
 
     return search(seconds)
