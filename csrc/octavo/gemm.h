@@ -7,6 +7,7 @@
 #include "gemm_float.h"
 #include "gemm_kernel.h"
 #include "pool.h"
+#include "quads.h"
 #include "quantize.h"
 #include "simd.h"
 
@@ -131,12 +132,9 @@ inline void store_panel(const LinearTarget& target, int64_t panel, const float* 
       if (terms == 2) value = simd::add(value, simd::load(sum + panel_channels));
       value = simd::mul(value, tensor_scale);
       if (biased) value = simd::add(value, bias);
-      float* out = target.y + (first_row + row) * target.ldy + channel;
-      if (count == 16) {
-        simd::store(out, value);
-      } else {
-        simd::store_partial(out, value, count);
-      }
+      const int64_t place = (first_row + row) * target.ldy + channel;
+      if (target.residual != nullptr) value = simd::add(take(target.residual + place, count), value);
+      put(target.y + place, value, count);
     }
   }
 }

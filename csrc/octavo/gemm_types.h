@@ -43,13 +43,16 @@ struct ActivationBuffer {
   int64_t groups_stride;
 };
 
-// One weight of a call: y[r][n] = tensor_scale * (x[r] . w[n]) + bias[n], rows ldy apart.
+// One weight of a call: y[r][n] = tensor_scale * (x[r] . w[n]) + bias[n] + residual[r][n], rows of
+// y and of the residual ldy apart.
 struct LinearTarget {
   const PackedWeight* weight;
   // May be null.
   const float* bias;
   float* y;
   int64_t ldy;
+  // May be null or y itself.
+  const float* residual = nullptr;
 };
 
 OCTAVO_INLINE int64_t padded_width(int64_t width) {

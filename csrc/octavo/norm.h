@@ -5,6 +5,7 @@
 
 #include "octavo/chunk.h"
 #include "octavo/pool.h"
+#include "octavo/quantize.h"
 #include "octavo/simd.h"
 
 namespace octavo {
@@ -53,6 +54,16 @@ inline void rms_norm(Pool& pool, const float* x, const float* weight, float eps,
     for (size_t row = begin; row < end; ++row) {
       rms_norm_row(x + row * width, weight, eps, width, out + row * width);
     }
+  });
+}
+
+// rms_norm of whole rows, and prepare_activations of the result, in one pass.
+inline void rms_norm_prepare(Pool& pool, const float* x, const float* weight, float eps,
+                             size_t rows, size_t width, float* out, Activations mode,
+                             ActivationBuffer& buffer) {
+  const int64_t stride = int64_t(width);
+  prepare_made_rows(pool, out, stride, int64_t(rows), stride, mode, buffer, [=](int64_t row) {
+    rms_norm_row(x + row * stride, weight, eps, width, out + row * stride);
   });
 }
 

@@ -23,6 +23,13 @@ struct Operators {
   void (*add)(Pool&, const float* a, const float* b, size_t total, float* out);
   void (*silu_mul)(Pool&, const float* gate, const float* up, size_t total, float* out);
   void (*gelu_mul)(Pool&, const float* gate, const float* up, size_t total, float* out);
+  // Fused forms: the operator, and prepare_activations of `out`, with their bits.
+  void (*rms_norm_prepare)(Pool&, const float* x, const float* weight, float eps, size_t rows,
+                           size_t width, float* out, Activations mode, ActivationBuffer& buffer);
+  void (*silu_mul_prepare)(Pool&, const float* gate, const float* up, size_t rows, size_t width,
+                           float* out, Activations mode, ActivationBuffer& buffer);
+  void (*gelu_mul_prepare)(Pool&, const float* gate, const float* up, size_t rows, size_t width,
+                           float* out, Activations mode, ActivationBuffer& buffer);
   void (*softcap)(Pool&, float* x, size_t total, float cap);
   size_t (*activation_bytes)(int64_t max_rows, int64_t max_width, Activations mode);
   void (*prepare_activations)(Pool&, const float* x, int64_t ldx, int64_t rows, int64_t width,

@@ -25,7 +25,7 @@ class Checker {
       case Opcode::KvWrite: return kv_write(operation);
       case Opcode::Attention: return attention(operation);
       case Opcode::SiluMul:
-      case Opcode::GeluMul:
+      case Opcode::GeluMul: return gate(operation);
       case Opcode::Add: return elementwise(operation);
       case Opcode::Logits: return logits(operation);
     }
@@ -83,13 +83,20 @@ class Checker {
     const int32_t heads = operation.ints[3];
     require(heads > 0 && width % heads == 0, "heads do not divide the width");
     vector(operation.ints[2], width / heads);
+    require(operation.ints[4] == 0 || heads == 1, "a norm of heads prepares nothing");
     write(operation.ints[0], width);
+    if (operation.ints[4] != 0) mark_prepared(operation.ints[0], width);
   }
 
   void prepare(const Operation& operation) {
-    prepared_ = operation.ints[0];
-    needs_.widths.push_back(read(prepared_));
-    if (needs_.widths.back() > needs_.linear_width) needs_.linear_width = needs_.widths.back();
+    const int64_t width = read(operation.ints[0]);
+    needs_.widths.push_back(width);
+    mark_prepared(operation.ints[0], width);
+  }
+
+  void mark_prepared(int32_t slot, int64_t width) {
+    prepared_ = slot;
+    if (width > needs_.linear_width) needs_.linear_width = width;
   }
 
   void linear(const Operation& operation) {
@@ -103,7 +110,16 @@ class Checker {
     }
     neighbours_.push_back(operation.ints[0]);
     if (operation.ints[3] != -1) vector(operation.ints[3], weight.channels);
+    if (operation.ints[4] != -1) add_residual(operation.ints[4], operation.ints[0], weight);
     write(operation.ints[0], weight.channels);
+  }
+
+  void add_residual(int32_t slot, int32_t out, const ProgramLimits::Matrix& weight) {
+    require(read(slot) == weight.channels, "what a Linear adds differs in width");
+    for (const int32_t written : neighbours_) {
+      require(slot == out || slot != written, "a Linear adds what its neighbour writes");
+    }
+    neighbours_.push_back(slot);
   }
 
   void rope(const Operation& operation) {
@@ -142,6 +158,11 @@ class Checker {
     const int64_t width = read(operation.ints[1]);
     require(width == read(operation.ints[2]), "operands differ in width");
     write(operation.ints[0], width);
+  }
+
+  void gate(const Operation& operation) {
+    elementwise(operation);
+    if (operation.ints[3] != 0) mark_prepared(operation.ints[0], needs_.widths.back());
   }
 
   void logits(const Operation& operation) {

@@ -1,7 +1,8 @@
 // A lowered model program: operations over numbered activation slots and weights.
 //
 // compute/kernels/cpu/lower.py writes these records; keep both in step. A slot holds a matrix
-// [tokens, width]; the width is that of the operation which wrote it last.
+// [tokens, width]; the width is that of the operation which wrote it last. An operation whose
+// `prepares` is 1 does the work of a Prepare of its output as well.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +13,14 @@ namespace octavo {
 
 enum class Opcode : int32_t {
   Embedding = 0,  // out, matrix | scale
-  RmsNorm = 1,    // out, x, vector, heads | eps
+  RmsNorm = 1,    // out, x, vector, heads, prepares | eps
   Prepare = 2,    // x: the Linear operations that follow read this slot
-  Linear = 3,     // out, x, matrix, bias vector or -1
+  Linear = 3,     // out, x, matrix, bias vector or -1, slot to add or -1
   Rope = 4,       // out, x, rotation, heads
   KvWrite = 5,    // k, v, layer
   Attention = 6,  // out, q, layer, heads, window | scale, softcap
-  SiluMul = 7,    // out, gate, up
-  GeluMul = 8,    // out, gate, up
+  SiluMul = 7,    // out, gate, up, prepares
+  GeluMul = 8,    // out, gate, up, prepares
   Add = 9,        // out, a, b
   Logits = 10,    // x, matrix | softcap; the last operation, and the only one of its kind
 };

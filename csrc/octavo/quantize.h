@@ -66,34 +66,50 @@ inline void quantize_row(const float* x, int64_t width, bool second_term, int8_t
   }
 }
 
-// Fills the buffer from x [rows, width], rows ldx apart. The workspace must hold
+// Where the codes and groups of x [rows, width], rows ldx apart, lie. The workspace must hold
 // activation_bytes(rows, width, mode).
-inline void prepare_activations(Pool& pool, const float* x, int64_t ldx, int64_t rows,
-                                int64_t width, Activations mode, ActivationBuffer& buffer) {
+inline void lay_out_activations(const float* x, int64_t ldx, int64_t rows, int64_t width,
+                                Activations mode, ActivationBuffer& buffer) {
   buffer.mode = mode;
   buffer.x = x;
   buffer.ldx = ldx;
   buffer.rows = rows;
   buffer.width = width;
   if (mode == Activations::Fp32) return;
-  const bool second_term = mode == Activations::Int8x2;
-  const int64_t terms = second_term ? 2 : 1;
-  buffer.term_rows = terms * rows;
+  buffer.term_rows = (mode == Activations::Int8x2 ? 2 : 1) * rows;
   buffer.codes_stride = padded_width(width);
   buffer.groups_stride = buffer.codes_stride / block_inputs;
   buffer.codes = static_cast<int8_t*>(buffer.memory);
   buffer.groups = reinterpret_cast<ActivationGroup*>(buffer.codes +
                                                      buffer.term_rows * buffer.codes_stride);
+}
+
+// Fills the buffer from rows of x which `make_row(row)` writes just before they are read.
+template <class MakeRow>
+OCTAVO_INLINE void prepare_made_rows(Pool& pool, const float* x, int64_t ldx, int64_t rows,
+                                     int64_t width, Activations mode, ActivationBuffer& buffer,
+                                     const MakeRow& make_row) {
+  lay_out_activations(x, ldx, rows, width, mode, buffer);
+  const bool second_term = mode == Activations::Int8x2;
+  const int64_t terms = second_term ? 2 : 1;
   // Below some ten thousand values a row costs less than waking the workers.
   const int64_t values_per_chunk = 8192;
   const int64_t chunk = width < values_per_chunk ? values_per_chunk / width : 1;
   pool.parallel_for(rows, chunk, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
+      make_row(row);
+      if (mode == Activations::Fp32) continue;
       quantize_row(x + row * ldx, width, second_term,
                    buffer.codes + terms * row * buffer.codes_stride, buffer.codes_stride,
                    buffer.groups + terms * row * buffer.groups_stride, buffer.groups_stride);
     }
   });
+}
+
+inline void prepare_activations(Pool& pool, const float* x, int64_t ldx, int64_t rows,
+                                int64_t width, Activations mode, ActivationBuffer& buffer) {
+  if (mode == Activations::Fp32) return lay_out_activations(x, ldx, rows, width, mode, buffer);
+  prepare_made_rows(pool, x, ldx, rows, width, mode, buffer, [](int64_t) {});
 }
 
 }  // namespace octavo::OCTAVO_TIER

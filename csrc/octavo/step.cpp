@@ -44,7 +44,8 @@ size_t Model::run_linears(size_t first) {
     const int32_t* ints = program_[first + count].ints;
     targets[count] = LinearTarget{&matrices_[ints[2]],
                                   ints[3] < 0 ? nullptr : vectors_[ints[3]].data(), slot(ints[0]),
-                                  needs_.widths[first + count]};
+                                  needs_.widths[first + count],
+                                  ints[4] < 0 ? nullptr : slot(ints[4])};
   }
   operators_.linear(pool_, targets, int(count), activations_);
   return count;
@@ -59,6 +60,11 @@ void Model::run_operation(const Operation& operation, int64_t width, const StepI
                             slot(ints[0]), width);
       return;
     case Opcode::RmsNorm:
+      if (ints[4] != 0) {
+        return operators_.rms_norm_prepare(pool_, slot(ints[1]), vectors_[ints[2]].data(),
+                                           operation.floats[0], tokens, size_t(width),
+                                           slot(ints[0]), settings_.activations, activations_);
+      }
       operators_.rms_norm(pool_, slot(ints[1]), vectors_[ints[2]].data(), operation.floats[0],
                           tokens, ints[3], size_t(width / ints[3]), slot(ints[0]));
       return;
@@ -80,13 +86,25 @@ void Model::run_operation(const Operation& operation, int64_t width, const StepI
       return;
     case Opcode::Attention: return run_attention(operation, input);
     case Opcode::SiluMul:
-      return operators_.silu_mul(pool_, slot(ints[1]), slot(ints[2]), total, slot(ints[0]));
-    case Opcode::GeluMul:
-      return operators_.gelu_mul(pool_, slot(ints[1]), slot(ints[2]), total, slot(ints[0]));
+    case Opcode::GeluMul: return run_gate(operation, tokens, size_t(width));
     case Opcode::Add:
       return operators_.add(pool_, slot(ints[1]), slot(ints[2]), total, slot(ints[0]));
     case Opcode::Linear:
     case Opcode::Logits: return;  // run_linears and run_head
+  }
+}
+
+void Model::run_gate(const Operation& operation, size_t tokens, size_t width) {
+  const int32_t* ints = operation.ints;
+  const float* gate = slot(ints[1]);
+  const float* up = slot(ints[2]);
+  const bool silu = operation.code == Opcode::SiluMul;
+  if (ints[3] != 0) {
+    const auto run = silu ? operators_.silu_mul_prepare : operators_.gelu_mul_prepare;
+    run(pool_, gate, up, tokens, width, slot(ints[0]), settings_.activations, activations_);
+  } else {
+    const auto run = silu ? operators_.silu_mul : operators_.gelu_mul;
+    run(pool_, gate, up, tokens * width, slot(ints[0]));
   }
 }
 

@@ -21,8 +21,11 @@ constexpr Operators make_operators(const char* tier) {
   table.write_kv = write_kv;
   table.attention = attention;
   table.add = add;
-  table.silu_mul = silu_mul;
-  table.gelu_mul = gelu_mul;
+  table.rms_norm_prepare = rms_norm_prepare;
+  table.silu_mul = gate_mul<Silu>;
+  table.gelu_mul = gate_mul<Gelu>;
+  table.silu_mul_prepare = gate_mul_prepare<Silu>;
+  table.gelu_mul_prepare = gate_mul_prepare<Gelu>;
   table.softcap = softcap;
   table.activation_bytes = activation_bytes;
   table.prepare_activations = prepare_activations;

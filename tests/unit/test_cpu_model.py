@@ -128,6 +128,19 @@ def test_bits_do_not_depend_on_chunks_pages_batch_or_threads(
     assert all(np.array_equal(bits(first), bits(other)) for other in others)
 
 
+@pytest.mark.parametrize("activations", ["int8", "int8x2", "fp32"])
+def test_fused_operators_give_the_bits_of_single_ones(tiny: Loaded, activations: str) -> None:
+    program, _ = tiny
+    fused, single = lower(program), lower(program, fused=False)
+    assert len(fused.integers) < len(single.integers)
+    results = []
+    for together in (True, False):
+        model = CpuModel(*tiny, activations=activations, threads=2, fused=together)
+        model.allocate_kv(16, 16)
+        results.append(run_chunks(model, prompt(100), [64, 1, 35]))
+    assert np.array_equal(bits(results[0]), bits(results[1]))
+
+
 def test_a_profile_counts_the_operations_of_its_steps(llama: CpuModel) -> None:
     tokens = prompt(20)
     plain = run_chunks(llama, tokens, [20])
@@ -331,12 +344,16 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
 
 def test_lowering_shares_slots_and_prepares_each_input_once(tmp_path: Path) -> None:
     program, _ = load(tmp_path)
-    lowered = lower(program)
+    lowered = lower(program, fused=False)
     codes = lowered.integers[:, 0].tolist()
     assert len(lowered.integers) == len(program.operators) + codes.count(Opcode.PREPARE)
     # A layer prepares the inputs of q/k/v, of the output projection, of gate/up and of down.
     assert codes.count(Opcode.PREPARE) == 4 * program.kv.layers
     assert len(lowered.rotations) == 1
+    fused = lower(program).integers[:, 0].tolist()
+    # Norms and gates prepare what they make, and residuals are added by the projections.
+    assert fused.count(Opcode.PREPARE) == program.kv.layers
+    assert fused.count(Opcode.ADD) == 0
     assert lowered.slots <= 5
     assert len(lowered.matrices) == len(set(lowered.matrices)) == 1 + 7 * program.kv.layers
 

@@ -8,6 +8,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.compute.kernels.cpu.fuse import Fused, Life, LinearAdd, fuse, lives, reads, writes
 from octavo.compute.program import (
     Add,
     Attention,
@@ -16,7 +17,6 @@ from octavo.compute.program import (
     KvWrite,
     Linear,
     Logits,
-    Operator,
     Program,
     RmsNorm,
     Rope,
@@ -76,58 +76,25 @@ class Lowered:
     slots: int
 
 
-def lower(program: Program) -> Lowered:
+def lower(program: Program, *, fused: bool = True) -> Lowered:
     """Number weights and activations; activations whose lives do not overlap share a slot.
 
-    Each distinct input of Linear operators is prepared (quantised) once.
+    Each distinct input of Linear operators is prepared (quantised) once: by the norm or gate that
+    makes it, where that stands right before, and an Add behind a Linear becomes part of it. Without
+    `fused` every operator stays alone; the bits are the same.
     """
-    lowering = _Lowering(_lives(program))
-    for operator in program.operators:
+    operators: list[Fused] = fuse(program.operators) if fused else [*program.operators]
+    lowering = _Lowering(operators, lives(operators), fused)
+    for operator in operators:
         lowering.take(operator)
     return lowering.result()
 
 
-def _reads(operator: Operator) -> tuple[str, ...]:
-    match operator:
-        case Embedding():
-            return ()
-        case RmsNorm() | Linear() | Rope() | Logits():
-            return (operator.x,)
-        case KvWrite():
-            return (operator.k, operator.v)
-        case Attention():
-            return (operator.q,)
-        case SiluMul() | GeluMul():
-            return (operator.gate, operator.up)
-        case Add():
-            return (operator.a, operator.b)
-
-
-def _writes(operator: Operator) -> str | None:
-    return None if isinstance(operator, (KvWrite, Logits)) else operator.out
-
-
-def _lives(program: Program) -> list[tuple[set[str], bool]]:
-    """For each operator: which names it reads for the last time, and whether its output is read."""
-    wanted: set[str] = set()
-    lives: list[tuple[set[str], bool]] = []
-    for operator in reversed(program.operators):
-        out = _writes(operator)
-        used = out is None or out in wanted
-        if out is not None:
-            wanted.discard(out)
-        reads = set(_reads(operator))
-        lives.append((reads - wanted, used))
-        wanted |= reads
-    if wanted:
-        raise ValueError(f"activations are read before they are written: {sorted(wanted)}")
-    lives.reverse()
-    return lives
-
-
 @dataclass(slots=True)
 class _Lowering:
-    lives: list[tuple[set[str], bool]]
+    operators: list[Fused]
+    lives: list[Life]
+    fused: bool
     slot_of: dict[str, int] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
     slots: int = 0
@@ -139,11 +106,11 @@ class _Lowering:
     integers: list[list[int]] = field(default_factory=list)
     floats: list[list[float]] = field(default_factory=list)
 
-    def take(self, operator: Operator) -> None:
+    def take(self, operator: Fused) -> None:
         ending, used = self.lives[self.index]
         self.index += 1
-        inputs = {name: self.slot_of[name] for name in _reads(operator)}
-        out = _writes(operator)
+        inputs = {name: self.slot_of[name] for name in reads(operator)}
+        out = writes(operator)
         target = -1 if out is None else self._target(operator, out, inputs, ending)
         self._emit_operator(operator, inputs, target)
         for name in ending:
@@ -165,12 +132,14 @@ class _Lowering:
         )
 
     def _target(
-        self, operator: Operator, out: str, inputs: dict[str, int], ending: set[str]
+        self, operator: Fused, out: str, inputs: dict[str, int], ending: frozenset[str]
     ) -> int:
         """Slot of the output; operators that work in place take over an input that ends here."""
         target = -1
         if isinstance(operator, (RmsNorm, Rope, SiluMul, GeluMul, Add)):
-            target = next((inputs[name] for name in _reads(operator) if name in ending), -1)
+            target = next((inputs[name] for name in reads(operator) if name in ending), -1)
+        elif isinstance(operator, LinearAdd) and operator.residual in ending:
+            target = inputs[operator.residual]
         if target < 0:
             if self.free:
                 target = self.free.pop()
@@ -186,7 +155,17 @@ class _Lowering:
         self.integers.append([int(code), *integers, *[0] * (INTEGERS - 1 - len(integers))])
         self.floats.append([*floats, *[0.0] * (FLOATS - len(floats))])
 
-    def _emit_operator(self, operator: Operator, inputs: dict[str, int], out: int) -> None:
+    def _prepares(self, out: int) -> int:
+        """1 if the operator at hand also prepares its output for a Linear that comes next."""
+        following = self.operators[self.index] if self.index < len(self.operators) else None
+        if not self.fused or not isinstance(following, (Linear, LinearAdd)):
+            return 0
+        if self.slot_of[following.x] != out:
+            return 0
+        self.prepared = out
+        return 1
+
+    def _emit_operator(self, operator: Fused, inputs: dict[str, int], out: int) -> None:
         match operator:
             case Embedding():
                 self._emit(Opcode.EMBEDDING, [out, self._matrix(operator.weight)], [operator.scale])
@@ -194,11 +173,13 @@ class _Lowering:
                 vector = _number(self.vectors, operator.weight)
                 self._emit(
                     Opcode.RMS_NORM,
-                    [out, inputs[operator.x], vector, operator.heads],
+                    [out, inputs[operator.x], vector, operator.heads, self._prepares(out)],
                     [operator.eps],
                 )
             case Linear():
-                self._linear(operator, inputs[operator.x], out)
+                self._linear(operator, inputs[operator.x], out, -1)
+            case LinearAdd():
+                self._linear(operator, inputs[operator.x], out, inputs[operator.residual])
             case Rope():
                 rotation = Rotation(
                     operator.dims, operator.style, operator.base, operator.scale, operator.factors
@@ -217,7 +198,8 @@ class _Lowering:
                 )
             case SiluMul() | GeluMul():
                 code = Opcode.SILU_MUL if isinstance(operator, SiluMul) else Opcode.GELU_MUL
-                self._emit(code, [out, inputs[operator.gate], inputs[operator.up]], [])
+                integers = [out, inputs[operator.gate], inputs[operator.up], self._prepares(out)]
+                self._emit(code, integers, [])
             case Add():
                 self._emit(Opcode.ADD, [out, inputs[operator.a], inputs[operator.b]], [])
             case Logits():
@@ -227,12 +209,12 @@ class _Lowering:
                     [operator.softcap],
                 )
 
-    def _linear(self, operator: Linear, x: int, out: int) -> None:
+    def _linear(self, operator: Linear | LinearAdd, x: int, out: int, residual: int) -> None:
         if self.prepared != x:
             self._emit(Opcode.PREPARE, [x], [])
             self.prepared = x
         bias = -1 if operator.bias is None else _number(self.vectors, operator.bias)
-        self._emit(Opcode.LINEAR, [out, x, self._matrix(operator.weight), bias], [])
+        self._emit(Opcode.LINEAR, [out, x, self._matrix(operator.weight), bias, residual], [])
 
     def _matrix(self, name: str) -> int:
         return _number(self.matrices, name)

@@ -44,8 +44,9 @@ class CpuModel:
     `tier` is the instruction set in use (avx512-vnni, avx2 or scalar), `threads_reason` says where
     the number of threads comes from, `workspace_bytes` is the memory of a step of
     `max_batch_tokens` tokens. `tuning` is how products are cut up, which changes no bit; None: what
-    `octavo tune kernels` has found for this machine. A request's logits have the same bits in any
-    batch, chunking, page size and number of threads.
+    `octavo tune kernels` has found for this machine. Without `fused` each operator runs by itself.
+    A request's logits have the same bits in any batch, chunking, page size and number of threads,
+    fused or not.
 
     Raises:
         SettingsError: an option is unknown or does not fit this machine.
@@ -63,6 +64,7 @@ class CpuModel:
         max_batch_tokens: int = 2048,
         tier: str | None = None,
         tuning: Tuning | None = None,
+        fused: bool = True,
     ) -> None:
         _check_choice(activations, get_args(ActivationMode), "compute.activations")
         _check_choice(kv_format, get_args(KvFormat), "memory.kv_format")
@@ -79,7 +81,12 @@ class CpuModel:
         if tuning is None:
             tuning = read_tuning(tuning_path(self.tier, threads))
         self._native: _native.Model | None = self._build(
-            program, weights, activations=activations, kv_format=kv_format, tuning=tuning
+            program,
+            weights,
+            activations=activations,
+            kv_format=kv_format,
+            tuning=tuning,
+            fused=fused,
         )
         self._pages = 0
         self.weight_bytes: int = self._native.weight_bytes
@@ -146,6 +153,7 @@ class CpuModel:
         activations: str,
         kv_format: str,
         tuning: Tuning,
+        fused: bool,
     ) -> _native.Model:
         layout = program.kv
         try:
@@ -167,7 +175,7 @@ class CpuModel:
                 field="compute.threads",
                 remedy="use fewer, or auto",
             ) from error
-        lowered = lower(program)
+        lowered = lower(program, fused=fused)
         _load_weights(native, lowered, weights, tuning)
         try:
             native.set_program(lowered.integers, lowered.floats)
