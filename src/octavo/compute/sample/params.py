@@ -171,7 +171,7 @@ def pack_jobs(draws: Sequence[Draw], scores: Sequence[Score], vocabulary_size: i
             records.append(_score_record(score, row_of[score.token], top, top_begin))
             top_begin += max(top, 0)
         jobs = np.zeros(len(order), dtype=JOB)
-        place = jobs.view(np.uint8)
+        place = jobs.view(np.uint8).data
         for number, item in enumerate(order):
             _RECORD.pack_into(place, number * _RECORD.size, *records[item])
     except (OverflowError, struct.error) as error:
