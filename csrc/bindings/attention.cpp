@@ -149,7 +149,9 @@ std::vector<double> time_attention(const char* tier, int threads, MutableArray<u
   problem.allocate(pool.threads(), true);
   const Operators& operators = choose_operators(tier);
   nb::gil_scoped_release unlocked;
-  return time_calls(calls, [&](size_t i) { problem.run(operators, pool, int(i % size_t(layers))); });
+  return time_calls(calls, [&](size_t call) {
+    problem.run(operators, pool, int(call % size_t(layers)));
+  });
 }
 
 }  // namespace

@@ -88,7 +88,8 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
     const uint8_t* scales = panel + static_cast<size_t>(block) * weight.block_bytes;
     const uint8_t* codes = scales + weight.scales_bytes;
     if (spread) spread_codes(storage, codes, weight.block_bytes, count, spread_space);
-    const uint8_t* ahead = rows == 1 ? scales + weight.knobs.prefetch_bytes : scales + weight.panel_bytes;
+    const uint8_t* ahead =
+        scales + (rows == 1 ? size_t(weight.knobs.prefetch_bytes) : weight.panel_bytes);
     int lines_left = block_lines;
     for (int64_t row = 0; row < rows;) {
       const int64_t tile = next_tile_rows(rows - row, most);

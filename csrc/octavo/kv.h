@@ -28,10 +28,12 @@ struct KvGeometry {
   int32_t page_tokens = 0;
   KvFormat format = KvFormat::Fp16;
 
-  OCTAVO_INLINE size_t code_bytes() const {  // K alone or V alone, of one head of one layer of a page
+  // K alone or V alone, of one head of one layer of a page.
+  OCTAVO_INLINE size_t code_bytes() const {
     return size_t(head_dim) * page_tokens * kv_element_bytes(format);
   }
-  OCTAVO_INLINE size_t half_bytes() const {  // the same with scales
+  // The same with scales.
+  OCTAVO_INLINE size_t half_bytes() const {
     return code_bytes() + page_tokens * kv_scale_bytes(format);
   }
   OCTAVO_INLINE size_t page_bytes() const { return 2 * half_bytes() * kv_heads * layers; }
