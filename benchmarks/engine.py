@@ -90,18 +90,23 @@ def submit(llm: LLM, length: int, salt: int, new_tokens: int) -> Handle:
 def decode(
     llm: LLM, streams: int, context: int, new_tokens: int, salt: int, *, profile: bool = False
 ) -> Run:
-    """Time from the first token of the last stream to the end; only whole-batch steps count."""
-    handles = [
-        submit(llm, context, salt * 1000 + number, new_tokens + 8) for number in range(streams)
-    ]
-    while any(handle.answers[0].token_count == 0 for handle in handles):
+    """Steps of the whole batch, from the first token of the last stream on.
+
+    Streams that began early go on until the last has begun, so each may have many more tokens.
+    """
+    most = min(llm.context_tokens - context, 16 * new_tokens)
+    handles = [submit(llm, context, salt * 1000 + number, most) for number in range(streams)]
+
+    def decoded() -> list[int]:
+        return [handle.answers[0].token_count for handle in handles]
+
+    while not all(decoded()):
         llm.client.pump()
-    before = sum(handle.answers[0].token_count for handle in handles)
+    before = sum(decoded())
     timer = Timer(llm, profile)
-    while all(handle.answers[0].token_count < new_tokens for handle in handles):
+    while max(decoded()) < most and sum(decoded()) < before + streams * new_tokens:
         llm.client.pump()
-    tokens = sum(handle.answers[0].token_count for handle in handles) - before
-    run = timer.read(tokens)
+    run = timer.read(sum(decoded()) - before)
     for handle in handles:
         llm.client.cancel(handle)
     llm.client.pump()
