@@ -88,6 +88,7 @@ def alone(asked: Request, limit_tokens: int) -> Answer:
 class _Row:
     request: Request
     tokens: list[int]
+    is_padded: bool = False
     table: list[int] = field(default_factory=list)
 
 
@@ -107,7 +108,7 @@ class PageModel:
         for admission in plan.admissions:
             assert admission.row not in self.rows
             known = [*admission.request.prompt, *admission.generated]
-            self.rows[admission.row] = _Row(admission.request, known)
+            self.rows[admission.row] = _Row(admission.request, known, admission.padding > 0)
         assert len({row.row for row in plan.rows}) == len(plan.rows)
         results = []
         for row in plan.rows:
@@ -124,9 +125,14 @@ class PageModel:
         assert plan.table_start == len(row.table)
         row.table.extend(plan.new_pages)
         end = plan.start + len(plan.tokens)
+        if plan.is_padding:
+            for position in range(plan.start, end):
+                self.written.pop((row.table[position // page_tokens], position % page_tokens), None)
+            return RowResult(plan.row, plan.request_id)
         assert row.tokens[plan.start : end] == list(plan.tokens)
         assert len(plan.tokens) > 0
-        assert (len(row.table) - 1) * page_tokens < end <= len(row.table) * page_tokens
+        assert end <= len(row.table) * page_tokens
+        assert row.is_padded or (len(row.table) - 1) * page_tokens < end
         digest = self._read(row, plan.start)
         scores = []
         for position in range(plan.start, end):

@@ -58,6 +58,7 @@ LIMITS = st.fixed_dictionaries(
         "batching": st.sampled_from(
             ["continuous", "continuous", "continuous", "dynamic", "static"]
         ),
+        "static_padding": st.booleans(),
     }
 )
 ARRIVALS = st.fixed_dictionaries(

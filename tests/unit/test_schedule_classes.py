@@ -12,7 +12,7 @@ from octavo.schedule.cost import CostModel, CostProfile, StepShape
 from octavo.schedule.counters import ClassCounters, SchedulerCounters
 from octavo.schedule.events import Decision
 from octavo.schedule.plan import StepPlan
-from schedule_harness import Driver, request
+from schedule_harness import Driver, alone, request
 
 COST = CostProfile(0.002, 0.001, 0.001, 0.0, 0.0)
 FAST = ServiceClass("fast", 0.5, 0.02, weight=3)
@@ -152,6 +152,23 @@ def test_static_batches_keep_their_rows_to_the_end() -> None:
     rows = [len(plan.rows) for plan in plans]
     assert rows[:6] == [2] * 6
     assert all("next" not in lengths(plan) for plan in plans[:6])
+
+
+def test_padded_batches_compute_what_a_tensor_of_them_would() -> None:
+    driven = driver(classes=UNIFORM, batching="static", max_rows=2, static_padding=True)
+    asked = [
+        request("short", [1, 2], max_new_tokens=2),
+        request("long", range(3, 43), max_new_tokens=2),
+        request("later", range(50, 60), max_new_tokens=2),
+    ]
+    driven.add(*asked)
+    driven.run()
+    padding = [row for plan in driven.plans for row in plan.chunks if row.is_padding]
+    # The second batch has one prompt, which is the longest.
+    assert [(row.request_id, len(row.tokens)) for row in padding] == [("short", 38)]
+    for each in asked:
+        assert driven.answers[each.id] == alone(each, driven.scheduler.limit_tokens)
+    assert driven.scheduler.cache.pool.held_count == 0
 
 
 def test_dynamic_batches_wait_for_company() -> None:

@@ -126,6 +126,14 @@ def _choice(*choices: str) -> Parser:
     return parse
 
 
+def _switch(value: object, name: str) -> bool:
+    text = value.strip() if isinstance(value, str) else value
+    for state, words in ((True, (True, "on", "true")), (False, (False, "off", "false"))):
+        if any(text is word or (isinstance(text, str) and text == word) for word in words):
+            return state
+    raise SettingsError(f"must be on or off, not {shown(value)}", field=name)
+
+
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise SettingsError(f"must be a name or a path, not {shown(value)}", field=name)
@@ -228,6 +236,9 @@ class SchedulerSettings:
         _choice("continuous", "dynamic", "static"),
         "",
         "when requests may join: at any time, or in batches",
+    )
+    static_padding: bool = _setting(
+        False, _switch, "", "compute every prompt of a static batch as if it were the longest"
     )
     max_wait_ms: float = _setting(
         100.0, _number(0, 60_000), "milliseconds", "how long a dynamic batch waits to be full"

@@ -111,6 +111,8 @@ def show_value(key: str, value: object) -> str:
         return show_classes(value)
     if key == "scheduler.routes" and isinstance(value, tuple):
         return show_routes(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
     if isinstance(value, float):
         return f"{value:g}"
     if (key.endswith("_bytes") or key == "memory.swap_space") and isinstance(value, int):

@@ -176,5 +176,6 @@ def _promises(settings: SchedulerSettings, *, bounded_queues: bool) -> dict[str,
         "max_step_seconds": None if step is None else step / 1000,
         "starvation_seconds": settings.starvation_seconds,
         "batching": settings.batching,
+        "static_padding": settings.static_padding,
         "max_wait_seconds": settings.max_wait_ms / 1000,
     }

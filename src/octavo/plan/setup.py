@@ -64,6 +64,7 @@ def build_scheduler(
         max_step_seconds=None if chosen.max_step_ms is None else chosen.max_step_ms / 1000,
         starvation_seconds=chosen.starvation_seconds,
         batching=chosen.batching,
+        static_padding=chosen.static_padding,
         max_wait_seconds=chosen.max_wait_ms / 1000,
         profile=cost,
     )

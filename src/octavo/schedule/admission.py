@@ -31,6 +31,8 @@ class Admissions:
         producers: Producers,
         free_rows: Ordered[int],
         closed_rows: Ordered[int],
+        *,
+        padded_tokens: int,
     ):
         self.waits: list[PrefixWait] = []
         self.goes_on = True
@@ -40,6 +42,7 @@ class Admissions:
         self._draft = draft
         self._producers = producers
         self._rows = (free_rows, closed_rows)
+        self._padded_tokens = padded_tokens
         self._free_rows: list[int] | None = None
         self._marks: dict[bytes, Sequence] = {}
         self._counts: dict[Lane, int] = {}
@@ -69,7 +72,8 @@ class Admissions:
             self.waits.append(PrefixWait(sequence.id, producer.id, sequence.keys[page]))
             self.goes_on = True
             return None
-        needed = sequence.pages_for(sequence.token_count) - len(reused)
+        tokens = max(sequence.token_count, self.padding_of(sequence))
+        needed = sequence.pages_for(tokens) - len(reused)
         if not self._may_hold(lane, needed + len(reused)):
             return None
         row = self._free_row()
@@ -80,10 +84,16 @@ class Admissions:
             row = self._free_row()
             # Pages of victims that were found are now as free as any other.
             reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
-            needed = sequence.pages_for(sequence.token_count) - len(reused)
+            needed = sequence.pages_for(tokens) - len(reused)
             if row is None or not self._fits(needed + draft.pages.unheld(reused)):
                 return None
         return row, reused
+
+    def padding_of(self, sequence: Sequence) -> int:
+        """Tokens by which its prompt is shorter than the longest of its batch."""
+        if sequence.was_preempted:
+            return 0
+        return max(self._padded_tokens - sequence.prompt_tokens, 0)
 
     def admitted(self, chunk: Chunk) -> None:
         """The row of the last answer was used."""

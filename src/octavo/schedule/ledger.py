@@ -99,7 +99,7 @@ class Ledger:
             row = rows[admission.request.id]
             joined += self._admit(admission, row, plan.number, now)
             sequence = self.sequences[row.request_id]
-            if len(row.tokens) < sequence.pending:
+            if len(row.tokens) < sequence.pending and not row.is_padding:
                 sequence.home.counters.chunked += 1
                 part = f"{len(row.tokens)} of {sequence.pending} tokens"
                 self._tell("chunked", sequence, now, f"{part}: {planner.why_cut(row)}")
@@ -172,6 +172,7 @@ class Ledger:
         sequence.home.pages += len(reused)
         sequence.published_pages = len(reused)
         sequence.computed = admission.cached_tokens
+        sequence.padding = admission.padding
         sequence.started_step = step
         self.free_rows.remove(admission.row)
         lane.start(sequence)

@@ -23,13 +23,14 @@ class Admission:
 
     `generated` holds the tokens it had produced before it was preempted (empty at first);
     `cached_tokens` of its prompt + generated tokens are already in the pages of its first
-    `RowPlan`.
+    `RowPlan`. `padding` tokens are computed before its own, in rows marked so.
     """
 
     row: int
     request: Request
     generated: tuple[int, ...]
     cached_tokens: int
+    padding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class RowPlan(msgspec.Struct, frozen=True, gc=False):
     `start` is in the KV cache. `new_pages` are appended to the row's page table at index
     `table_start` (0 for a row just admitted, where they include reused pages). `wants_token`: the
     last position's logits are sampled. `score_prompt`: prompt log-probabilities of the positions
-    computed here are wanted.
+    computed here are wanted. `is_padding`: the tokens are computed for their time only; the
+    request's own overwrite them later.
     """
 
     row: int
@@ -60,6 +62,7 @@ class RowPlan(msgspec.Struct, frozen=True, gc=False):
     new_pages: tuple[int, ...]
     wants_token: bool
     score_prompt: bool = False
+    is_padding: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

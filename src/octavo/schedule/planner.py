@@ -39,7 +39,8 @@ class StepView:
     """What a plan is made from.
 
     `lanes` are the classes, strictest first; `closed_rows` may be used again; `may_join` says how
-    many requests that never ran may get a row, None if any number may.
+    many requests that never ran may get a row, None if any number may, and `padded_tokens` the
+    length that their prompts are padded to, 0 if they are not.
     """
 
     lanes: Ordered[Lane]
@@ -51,6 +52,7 @@ class StepView:
     cost: CostModel
     now_seconds: float
     may_join: int | None = None
+    padded_tokens: int = 0
 
 
 class _Turn:
@@ -99,7 +101,12 @@ class Planner:
         self._rows = view.rows
         self.draft = StepDraft(view.lanes, view.cache, view.rows, number)
         self._admissions = Admissions(
-            view.lanes, self.draft, view.producers, view.free_rows, view.closed_rows
+            view.lanes,
+            self.draft,
+            view.producers,
+            view.free_rows,
+            view.closed_rows,
+            padded_tokens=view.padded_tokens,
         )
         self._turns = [
             _Turn(lane, view.rows.decoding(lane), self._prefills(lane))
@@ -123,6 +130,10 @@ class Planner:
     @property
     def may_join(self) -> int | None:
         return self._view.may_join
+
+    @property
+    def padded_tokens(self) -> int:
+        return self._view.padded_tokens
 
     @property
     def lent_pages(self) -> list[Sequence]:
@@ -278,14 +289,14 @@ class Planner:
         if chunk is not None and chunk.sequence.order not in self.draft.chunks:
             turn.advance()
             return turn.next is not None
-        past = sequence.computed if chunk is None else chunk.start + chunk.count
+        past = sequence.position if chunk is None else chunk.start + chunk.count
         most = self._most_tokens(seconds, past)
         if most < 1:
             return False
         if chunk is not None:
             before = chunk.count
             room = self._limits.max_chunk_tokens - before
-            if self.draft.extend(chunk, min(most, room, chunk.rest)) < 1:
+            if self.draft.extend(chunk, min(most, room)) < 1:
                 turn.advance()
                 return turn.next is not None
             self._charge_chunk(turn, chunk, before)
@@ -294,8 +305,7 @@ class Planner:
             turn.advance()
             return turn.next is not None
         if sequence.row >= 0:
-            limit = sequence.chunk_limit(sequence.computed)
-            most = min(most, limit, self._limits.max_chunk_tokens)
+            most = min(most, self._limits.max_chunk_tokens)
             turn.chunk = self.draft.add_chunk(sequence, most)
         else:
             turn.chunk = self._admit(turn, sequence, seconds)
@@ -319,8 +329,9 @@ class Planner:
         row, reused = found
         start = len(reused) * sequence.page_tokens
         most = max(self._most_tokens(seconds, start), 1)
-        most = min(most, sequence.chunk_limit(start), self._limits.max_chunk_tokens)
-        chunk = self.draft.admit(sequence, row, reused, most)
+        padding = self._admissions.padding_of(sequence)
+        most = min(most, self._limits.max_chunk_tokens)
+        chunk = self.draft.admit(sequence, row, reused, most, padding)
         self._admissions.admitted(chunk)
         return chunk
 

@@ -140,6 +140,9 @@ def _advance(
         return None
     if news.error is not None:
         return ledger.failed(sequence, news.error, now)
+    if row.is_padding:
+        sequence.padded += len(row.tokens)
+        return None
     try:
         prompt_logprobs = collect_scores(sequence, row, news)
     except EngineError as error:

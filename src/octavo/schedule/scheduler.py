@@ -58,6 +58,7 @@ class Scheduler:
         max_step_seconds: float | None = None,
         starvation_seconds: float = 5.0,
         batching: str = "continuous",
+        static_padding: bool = False,
         max_wait_seconds: float = 0.1,
         profile: CostProfile | None = None,
         weight_bytes: int | None = None,
@@ -92,7 +93,7 @@ class Scheduler:
             keeps_rows=batching == "static",
             emit=emit,
         )
-        self._batching = Batching(batching, max_rows, max_wait_seconds)
+        self._batching = Batching(batching, max_rows, max_wait_seconds, pads=static_padding)
         self._lanes = self._ledger.lanes
         self._by_name = {lane.service.name: lane for lane in self._lanes}
         self._arrivals = 0
@@ -188,6 +189,7 @@ class Scheduler:
             self._ledger.rows,
             now_seconds=now,
             limit_tokens=self._limit_tokens,
+            reuses=not self._batching.pads,
         )
         self._arrivals += 1
         self._ledger.add(sequence, now)
@@ -252,6 +254,7 @@ class Scheduler:
             cost=self.cost,
             now_seconds=now,
             may_join=self._batching.may_join(self._lanes, now),
+            padded_tokens=self._batching.padded_tokens(self._lanes),
         )
         planner = Planner(self._committed, self._limits, view)
         # Remembered to recognise the plan in commit.
@@ -273,7 +276,9 @@ class Scheduler:
         now = planner.now_seconds
         joined = self._ledger.apply(plan, planner, now)
         waiting = sum(len(lane.queue) for lane in self._lanes)
-        self._batching.started(joined, planner.may_join, waiting)
+        self._batching.started(
+            joined, planner.may_join, waiting, padded_tokens=planner.padded_tokens
+        )
         for lane in planner.starved:
             lane.counters.starved += 1
             if self._emit is not None:

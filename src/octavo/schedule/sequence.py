@@ -34,10 +34,13 @@ class Sequence:
 
     `order` is its place by arrival, which it keeps for life. `computed` tokens are in the KV cache,
     in the pages of `table`; the rest is pending. While it has a row, what steps change of it is
-    kept in `rows`. `keys` are those of the full pages of `tokens`, of
-    which the first `published_pages` of the table carry theirs. `scored` counts the prompt
-    positions whose log-probability is known or needs none (the first); `prompt_logprobs` collects
-    them until they are sent and is None otherwise. State changes in `Scheduler` only.
+    kept in `rows`. Of `padding` tokens that are computed before its own, in the same pages,
+    `padded` are done. Without `reuses` it takes no pages of the cache.
+
+    `keys` are those of the full pages of `tokens`, of which the first `published_pages` of the
+    table carry theirs. `scored` counts the prompt positions whose log-probability is known or needs
+    none (the first); `prompt_logprobs` collects them until they are sent and is None otherwise.
+    State changes in `Scheduler` only.
     """
 
     __slots__ = (
@@ -54,6 +57,8 @@ class Sequence:
         "lane",
         "marked_pages",
         "order",
+        "padded",
+        "padding",
         "page_tokens",
         "parked_on",
         "preemptions",
@@ -62,6 +67,7 @@ class Sequence:
         "published_pages",
         "queued_seconds",
         "request",
+        "reuses",
         "root",
         "row",
         "rows",
@@ -83,12 +89,15 @@ class Sequence:
         *,
         now_seconds: float,
         limit_tokens: int,
+        reuses: bool = True,
     ):
         self.request = request
         self.id: RequestId = request.id
         self.lane = self.home = lane
         self.rows = rows
         self.row = NO_ROW
+        self.reuses = reuses
+        self.padding = self.padded = 0
         # A clock of another machine must not make a request older or younger than it can be.
         arrival = request.arrival_seconds
         arrival = min(arrival, now_seconds) if arrival > 0 else now_seconds
@@ -121,6 +130,15 @@ class Sequence:
     def tokens(self) -> list[int]:
         """Prompt and answer so far."""
         return self.rows.fetch_tokens(self) if self.row >= 0 else self.known_tokens
+
+    @property
+    def padding_left(self) -> int:
+        return self.padding - self.padded
+
+    @property
+    def position(self) -> int:
+        """Where its next chunk starts."""
+        return self.padded if self.padding_left else self.computed
 
     @property
     def token_count(self) -> int:
@@ -192,6 +210,8 @@ class Sequence:
         One token at least is computed, for its logits; so is every position whose logits score a
         prompt token that has no log-probability yet.
         """
+        if not self.reuses:
+            return 0
         tokens = self.scored - 1 if self.is_scoring else self.token_count - 1
         return tokens // self.page_tokens
 
@@ -221,6 +241,7 @@ class Sequence:
         """Forget row and pages; returns the page table to be released."""
         table, self.table = self.table, []
         self.published_pages = 0
+        self.padding = self.padded = 0
         self.rows.vacate(self)
         return table
 

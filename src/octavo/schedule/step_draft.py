@@ -24,7 +24,10 @@ MARGIN_STEPS = 10
 
 @dataclass(slots=True)
 class Chunk:
-    """A prefill row in the making; `reused` pages come first in the table of an admission."""
+    """A prefill row in the making; `reused` pages come first in the table of an admission.
+
+    With `padding` left at its start it computes nothing else.
+    """
 
     sequence: Sequence
     row: int
@@ -34,11 +37,12 @@ class Chunk:
     taken: list[int]
     reused: list[int]
     is_admission: bool = False
+    padding: int = 0
 
     @property
     def rest(self) -> int:
         """Tokens that could still be added."""
-        return self.sequence.chunk_limit(self.start) - self.count
+        return (self.padding or self.sequence.chunk_limit(self.start)) - self.count
 
 
 class StepDraft:
@@ -79,19 +83,22 @@ class StepDraft:
 
     def add_chunk(self, sequence: Sequence, count: int) -> Chunk | None:
         """Give a running sequence up to `count` tokens, as many as pages can be had for."""
-        held = len(sequence.table)
-        chunk = Chunk(sequence, sequence.row, sequence.computed, 0, held, [], [])
-        if sequence.room - sequence.computed < 1 and not self._has_page_for(sequence):
+        start, held = sequence.position, len(sequence.table)
+        chunk = Chunk(sequence, sequence.row, start, 0, held, [], [])
+        chunk.padding = sequence.padding_left
+        if sequence.room - start < 1 and not self._has_page_for(sequence):
             return None
         self.extend(chunk, count)
         self.chunks[sequence.order] = chunk
         return chunk
 
-    def admit(self, sequence: Sequence, row: int, reused: list[int], count: int) -> Chunk:
+    def admit(
+        self, sequence: Sequence, row: int, reused: list[int], count: int, padding: int
+    ) -> Chunk:
         """Start a waiting sequence; the pages must be there."""
         self.pages.share(reused)
         start = len(reused) * sequence.page_tokens
-        chunk = Chunk(sequence, row, start, 0, 0, [], reused, is_admission=True)
+        chunk = Chunk(sequence, row, start, 0, 0, [], reused, is_admission=True, padding=padding)
         self.extend(chunk, count)
         self.chunks[sequence.order] = chunk
         return chunk
@@ -101,7 +108,9 @@ class StepDraft:
         page_tokens = chunk.sequence.page_tokens
         tables = chunk.table_start + len(chunk.reused) + len(chunk.taken)
         end = chunk.start + chunk.count
-        added = min(count, tables * page_tokens - end + self.pages.available * page_tokens)
+        added = min(
+            count, chunk.rest, tables * page_tokens - end + self.pages.available * page_tokens
+        )
         missing = chunk.sequence.pages_for(end + added) - tables
         chunk.taken += self.pages.take(missing)
         chunk.count += added
@@ -224,6 +233,7 @@ class StepDraft:
                 request=chunk.sequence.request,
                 generated=tuple(chunk.sequence.tokens[chunk.sequence.prompt_tokens :]),
                 cached_tokens=chunk.start,
+                padding=chunk.padding,
             )
             for chunk in self.chunks.values()
             if chunk.is_admission
@@ -237,13 +247,20 @@ class StepDraft:
 
 def _chunk_row(chunk: Chunk) -> RowPlan:
     sequence, end = chunk.sequence, chunk.start + chunk.count
+    if chunk.padding:
+        tokens, wants_token, scores = (0,) * chunk.count, False, False
+    else:
+        tokens = tuple(sequence.tokens[chunk.start : end])
+        wants_token = end == sequence.token_count and sequence.request.max_new_tokens > 0
+        scores = sequence.needs_scores(chunk.start)
     return RowPlan(
         row=chunk.row,
         request_id=sequence.id,
         start=chunk.start,
-        tokens=tuple(sequence.tokens[chunk.start : end]),
+        tokens=tokens,
         table_start=chunk.table_start,
         new_pages=(*chunk.reused, *chunk.taken),
-        wants_token=end == sequence.token_count and sequence.request.max_new_tokens > 0,
-        score_prompt=sequence.needs_scores(chunk.start),
+        wants_token=wants_token,
+        score_prompt=scores,
+        is_padding=chunk.padding > 0,
     )
