@@ -101,14 +101,15 @@ def move(
     *,
     at_seconds: float,
     reason: str,
-    emit: EventSink,
+    emit: EventSink | None,
 ) -> RequestState:
-    """Make one move and emit its event.
+    """Make one move and emit its event, if anybody listens.
 
     Raises:
         ValueError: the move is not in `LEGAL_MOVES` (a defect of Octavo, never of a caller).
     """
     if after not in LEGAL_MOVES[before]:
         raise ValueError(f"request {request_id}: illegal move {before.value} -> {after.value}")
-    emit(Transition(request_id, before, after, at_seconds, reason))
+    if emit is not None:
+        emit(Transition(request_id, before, after, at_seconds, reason))
     return after

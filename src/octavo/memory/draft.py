@@ -57,11 +57,11 @@ class PageDraft:
 
     def release(self, table: Sequence[int]) -> None:
         """A table is given up, as `PageCache.release` does."""
-        refs = self._refs
+        refs, pool_refs = self._refs, self._pool_refs
         freed = []
         for page in reversed(table):
-            refs[page] = left = refs.get(page, self._pool_refs[page]) - 1
-            if left == 0:
+            refs[page] = left = (refs[page] if page in refs else pool_refs[page]) - 1
+            if not left:
                 freed.append(page)
         self._released += freed
         self.available += len(freed)

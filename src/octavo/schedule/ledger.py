@@ -21,10 +21,6 @@ _ASIDE = b"aside "
 """In front of the names that held back requests are parked on; no key of a page begins so."""
 
 
-def _ignore(event: object) -> None:
-    """The sink of those who want no events."""
-
-
 class Ledger:
     """Requests, classes, rows and pages.
 
@@ -328,7 +324,7 @@ class Ledger:
             after,
             at_seconds=now,
             reason=reason,
-            emit=_ignore if self._emit is None else self._emit,
+            emit=self._emit,
         )
 
     def _tell(self, kind: str, sequence: Sequence, now: float, reason: str) -> None:

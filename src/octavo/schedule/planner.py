@@ -308,7 +308,7 @@ class Planner:
             most = min(most, self._limits.max_chunk_tokens)
             turn.chunk = self.draft.add_chunk(sequence, most)
         else:
-            turn.chunk = self._admit(turn, sequence, seconds)
+            turn.chunk = self._admit(turn, sequence, seconds, most)
         if turn.chunk is None:
             if turn.next is None:
                 return False
@@ -317,7 +317,7 @@ class Planner:
         self._charge_chunk(turn, turn.chunk, 0)
         return True
 
-    def _admit(self, turn: _Turn, sequence: Sequence, seconds: float) -> Chunk | None:
+    def _admit(self, turn: _Turn, sequence: Sequence, seconds: float, most: int) -> Chunk | None:
         """Give a waiting sequence a row; if its class gets no more rows now, its turn ends."""
         found = self._admissions.room_for(
             sequence, self._now, may_join=self._view.may_join, max_waits=self._limits.max_rows
@@ -328,7 +328,8 @@ class Planner:
             return None
         row, reused = found
         start = len(reused) * sequence.page_tokens
-        most = max(self._most_tokens(seconds, start), 1)
+        if start:
+            most = max(self._most_tokens(seconds, start), 1)
         padding = self._admissions.padding_of(sequence)
         most = min(most, self._limits.max_chunk_tokens)
         chunk = self.draft.admit(sequence, row, reused, most, padding)

@@ -120,11 +120,12 @@ class LaneQueue:
     def charge(self, tenant: str, tokens: int) -> None:
         """Tokens were computed for a tenant."""
         account = self._account(tenant)
-        if not account.entries:
-            account.served_tokens += tokens
+        served = account.served_tokens + tokens
+        if not account.entries or served // COARSE_TOKENS == account.served_tokens // COARSE_TOKENS:
+            account.served_tokens = served
             return
         del self._active[bisect_left(self._active, account.place())]
-        account.served_tokens += tokens
+        account.served_tokens = served
         insort(self._active, account.place())
 
     def _account(self, tenant: str) -> _Account:

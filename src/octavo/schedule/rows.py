@@ -109,10 +109,11 @@ class Rows:
         """All tokens of a running sequence, those of plain steps too."""
         tokens, row = sequence.known_tokens, sequence.row
         if self.plain.item(row):
-            new = range(len(tokens), self.computed.item(row) + 1)
-            if new:
+            missing = self.computed.item(row) + 1 - len(tokens)
+            if missing:
                 line = self.new_tokens[row].tolist()
-                tokens += [line[position % self.page_tokens] for position in new]
+                first = len(tokens) % self.page_tokens
+                tokens += (line[first:] + line[:first])[:missing]
         return tokens
 
     def is_decoding(self, sequence: Sequence) -> bool:

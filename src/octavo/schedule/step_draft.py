@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
@@ -38,11 +38,15 @@ class Chunk:
     reused: list[int]
     is_admission: bool = False
     padding: int = 0
+    most: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.most = self.padding or self.sequence.chunk_limit(self.start)
 
     @property
     def rest(self) -> int:
         """Tokens that could still be added."""
-        return (self.padding or self.sequence.chunk_limit(self.start)) - self.count
+        return self.most - self.count
 
 
 class StepDraft:
@@ -84,8 +88,8 @@ class StepDraft:
     def add_chunk(self, sequence: Sequence, count: int) -> Chunk | None:
         """Give a running sequence up to `count` tokens, as many as pages can be had for."""
         start, held = sequence.position, len(sequence.table)
-        chunk = Chunk(sequence, sequence.row, start, 0, held, [], [])
-        chunk.padding = sequence.padding_left
+        padding = sequence.padding_left
+        chunk = Chunk(sequence, sequence.row, start, 0, held, [], [], padding=padding)
         if sequence.room - start < 1 and not self._has_page_for(sequence):
             return None
         self.extend(chunk, count)
