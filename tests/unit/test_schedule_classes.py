@@ -157,7 +157,7 @@ def test_static_batches_keep_their_rows_to_the_end() -> None:
 def test_padded_batches_compute_what_a_tensor_of_them_would() -> None:
     driven = driver(classes=UNIFORM, batching="static", max_rows=2, static_padding=True)
     asked = [
-        request("short", [1, 2], max_new_tokens=2),
+        request("short", [1, 2], max_new_tokens=13),
         request("long", range(3, 43), max_new_tokens=2),
         request("later", range(50, 60), max_new_tokens=2),
     ]

@@ -105,7 +105,7 @@ def _take_plain(
     rows.add_tokens(numbers, latest, plan.number)
     _count(ledger, numbers, now)
     rows.token_seconds[numbers] = now
-    _fill_pages(ledger, rows.full(numbers))
+    _end_pages(ledger, rows.at_page_end(numbers))
     spans = zip(latest.tolist(), strict=True)
     cached = map(rows.cached_tokens.__getitem__, numbers.tolist())
     return list(map(EngineOutput, request_ids, spans, logprobs, repeat(None), cached))
@@ -122,9 +122,9 @@ def _count(ledger: Ledger, numbers: RowNumbers, now: float) -> None:
         lane.counters.gaps_missed += int(np.count_nonzero(is_own & missed))
 
 
-def _fill_pages(ledger: Ledger, full: list[Sequence]) -> None:
+def _end_pages(ledger: Ledger, ended: list[Sequence]) -> None:
     charges: Counter[tuple[Lane, str]] = Counter()
-    for sequence in full:
+    for sequence in ended:
         ledger.publish(sequence)
         charges[sequence.lane, sequence.request.tenant] += sequence.page_tokens
     for (lane, tenant), tokens in charges.items():

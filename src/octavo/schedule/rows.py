@@ -126,7 +126,13 @@ class Rows:
         rows = np.flatnonzero(self.lane == lane.rank)
         return rows[np.argsort(self.served_step[rows], kind="stable")]
 
-    def full(self, rows: RowNumbers) -> list[Sequence]:
+    def without_room(self, rows: RowNumbers) -> list[Sequence]:
         """Those of decoding `rows` that need a page before their next token."""
-        full = rows[self.computed[rows] >= self.room[rows]]
-        return [sequence for row in full.tolist() if (sequence := self.sequences[row]) is not None]
+        return self._sequences_of(rows[self.computed[rows] >= self.room[rows]])
+
+    def at_page_end(self, rows: RowNumbers) -> list[Sequence]:
+        """Those of `rows` whose last computed token was the last one of a page."""
+        return self._sequences_of(rows[self.computed[rows] % self.page_tokens == 0])
+
+    def _sequences_of(self, rows: RowNumbers) -> list[Sequence]:
+        return [sequence for row in rows.tolist() if (sequence := self.sequences[row]) is not None]

@@ -78,7 +78,7 @@ class StepDraft:
     def add_decodes(self, chosen: RowNumbers) -> None:
         """Add decoding rows; those that need a page first get it in the order of their keys."""
         self._decodes.append(chosen)
-        for sequence in sorted(self._rows.full(chosen), key=attrgetter("key")):
+        for sequence in sorted(self._rows.without_room(chosen), key=attrgetter("key")):
             if sequence.order not in self.victims:
                 if self.pages.available or self._has_page_for(sequence):
                     self._grown[sequence.row] = self.pages.take(1)[0]
