@@ -8,7 +8,8 @@ import pytest
 
 from octavo.core.errors import Overloaded
 from octavo.core.request import Request
-from octavo.core.service_classes import ServiceClass
+from octavo.core.service_classes import BUILT_IN, ServiceClass
+from octavo.schedule.cost import CostProfile
 from octavo.schedule.demand import Pace, Tickets
 from schedule_harness import Driver, request
 
@@ -124,3 +125,22 @@ def test_what_lower_classes_get_is_the_pace_of_stricter_ones_too() -> None:
     loads = engine.scheduler.class_loads()
     assert loads["standard"].wait_seconds == pytest.approx(0.05, rel=0.2)
     assert loads["fast"].wait_seconds == 0
+
+
+def test_a_step_leaves_room_for_what_comes_between_steps() -> None:
+    cost = CostProfile(1e-3, 1e-3, 1e-3, 0, 0, error=0.01)
+    driver = Driver(
+        pages=2000,
+        page_tokens=16,
+        classes=BUILT_IN,
+        max_step_seconds=0.1,
+        profile=cost,
+    )
+    driver.step_seconds = lambda plan: plan.predicted_seconds
+    driver.add(request("talk", [1], max_new_tokens=200, service_class="realtime"))
+    driver.add(request("work", range(2, 9000), max_new_tokens=1, service_class="batch"))
+    for _ in range(100):
+        driver.wait(0.01)
+        plan = driver.step()
+    assert 0.02 < plan.predicted_seconds < 0.04
+    assert plan.token_count > 10

@@ -27,6 +27,9 @@ from octavo.schedule.results import take_results
 from octavo.schedule.rows import Rows
 from octavo.schedule.sequence import Sequence
 
+_LEARNING = 0.1
+_LONGEST_BETWEEN_SECONDS = 0.02
+
 
 class Scheduler:
     """Continuous batching over a paged KV cache, with promises to service classes.
@@ -97,6 +100,8 @@ class Scheduler:
         self._lanes = self._ledger.lanes
         self._by_name = {lane.service.name: lane for lane in self._lanes}
         self._arrivals = 0
+        self._result_seconds: float | None = None
+        self._between_seconds = 0.0
         self._committed = 0
         self._planned: tuple[StepPlan, Planner] | None = None
         self._in_flight: tuple[StepPlan, Planner] | None = None
@@ -255,6 +260,7 @@ class Scheduler:
             now_seconds=now,
             may_join=self._batching.may_join(self._lanes, now),
             padded_tokens=self._batching.padded_tokens(self._lanes),
+            between_seconds=self._between_seconds,
         )
         planner = Planner(self._committed, self._limits, view)
         # Remembered to recognise the plan in commit.
@@ -308,6 +314,7 @@ class Scheduler:
         self._in_flight = None
         self._planned = None
         measured = result.elapsed_seconds
+        self._note_between(now - measured, now)
         predicted = plan.predicted_seconds
         scale = measured / predicted if measured > 0 and predicted > 0 else 1.0
         note_prefills(planner.draft.chunks.values(), self._lanes, now)
@@ -322,6 +329,14 @@ class Scheduler:
         for lane in self._lanes:
             lane.counters = ClassCounters()
         self.cost = self._start_cost()
+
+    def _note_between(self, began_seconds: float, now: float) -> None:
+        """Learn what passes between the computations of two steps, where one follows the other."""
+        if self._result_seconds is not None:
+            passed = began_seconds - self._result_seconds
+            if 0 <= passed < _LONGEST_BETWEEN_SECONDS:
+                self._between_seconds += _LEARNING * (passed - self._between_seconds)
+        self._result_seconds = now if self.has_work else None
 
     def audit(self) -> list[str]:
         """Findings against the invariants of pages, rows and classes; empty when all hold."""
