@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from benchmarks.promises.loads import LONG_PROMPT_SECONDS, long_prompt, mix
 from benchmarks.promises.report import results_of, table
-from benchmarks.promises.sides import sides
+from benchmarks.promises.sides import promises_of, sides
 from benchmarks.serving.load import Timetable
 from benchmarks.serving.measure import Measurement, Options
 from benchmarks.serving.report import Spread
@@ -22,7 +22,7 @@ def measure_mix(options: argparse.Namespace) -> dict[str, object]:
     """Print what each class got on each side; the numbers."""
     found = {}
     for name, measurement in _each_side(options, mix(options.seed)):
-        results = results_of(measurement.records)
+        results = results_of(measurement.records, promises_of(options))
         print(f"\n{name}: {measurement.summary.seconds:.1f} s in all\n{table(results)}", flush=True)
         found[name] = [asdict(one) for one in results]
     return {"mix": found}

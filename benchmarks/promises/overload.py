@@ -5,22 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.promises.loads import crowd
 from benchmarks.promises.report import ClassResult, kept, results_of, table
-from benchmarks.promises.sides import octavo
+from benchmarks.promises.sides import octavo, promises_of
 from benchmarks.serving.connection import Target
 from benchmarks.serving.load import Job
 from benchmarks.serving.measure import Options, prepare
 from benchmarks.serving.pace import Record
 from benchmarks.serving.run import run
 
-from octavo.core.service_classes import BUILT_IN
+from octavo.core.service_classes import ServiceClass
 from octavo.observe.process_memory import resident_bytes
 
-_PROMISES = {each.name: each for each in BUILT_IN}
 _REFUSED = "HTTP 429"
 _MOST_RETRIES = 1
 
@@ -47,14 +47,14 @@ class Overload:
         count = len(self.retries)
         return 1.0 if not count else sum(not _is_refused(each) for each in self.retries) / count
 
-    @property
-    def goodput(self) -> float:
+    def goodput(self, promises: Sequence[ServiceClass]) -> float:
         """Requests a second that met both targets, retries included."""
-        return _goodput([*self.records, *self.retries], self.seconds)
+        return _goodput([*self.records, *self.retries], promises, self.seconds)
 
 
 def measure_overload(options: argparse.Namespace) -> dict[str, object]:
     """Find the capacity, go beyond it, print what became of whom; the numbers."""
+    promises = promises_of(options)
     with octavo(options) as server:
         target = Target.parse(server.url)
         capacity, capacity_goodput = options.capacity, options.capacity
@@ -65,12 +65,13 @@ def measure_overload(options: argparse.Namespace) -> dict[str, object]:
         before = _memory_bytes(processes)
         found = asyncio.run(overload(target, rate, options.seconds, options.seed))
         after = _memory_bytes(processes)
-    results = results_of(found.records)
+    results = results_of(found.records, promises)
+    goodput = found.goodput(promises)
     print(f"\n{rate:.2f} requests/s for {found.seconds:.0f} s\n{table(results)}")
     print(
         f"{found.refused} of {len(found.records)} refused, {found.retries_admitted:.1%} of "
         f"{len(found.retries)} retries at the told time admitted\n"
-        f"goodput {found.goodput:.2f} requests/s, {found.goodput / capacity_goodput:.1%} of the "
+        f"goodput {goodput:.2f} requests/s, {goodput / capacity_goodput:.1%} of the "
         f"{capacity_goodput:.2f} at capacity\n"
         f"memory {before / 2**20:.0f} MB before, {after / 2**20:.0f} MB after"
     )
@@ -84,7 +85,7 @@ def measure_overload(options: argparse.Namespace) -> dict[str, object]:
             "refused": found.refused,
             "retries": len(found.retries),
             "retries_admitted": found.retries_admitted,
-            "goodput": found.goodput,
+            "goodput": goodput,
             "memory_bytes": [before, after],
         }
     }
@@ -95,18 +96,19 @@ def find_capacity(target: Target, options: argparse.Namespace) -> tuple[float, f
 
     Halves the interval between a rate that holds and one that does not; also the goodput there.
     """
+    promises = promises_of(options)
     low, high, goodput = 0.0, options.highest_rate, 0.0
     for step in range(options.probes):
         rate = (low + high) / 2 if step else high / 2
         load = crowd(rate, options.probe_seconds, seed=1000 + step)
         measurement = run(target, load, Options(warmup_requests=0), name=f"{rate:.2f}/s")
-        results = results_of(measurement.records)
+        results = results_of(measurement.records, promises)
         holds = all(_holds(one) for one in results)
         print(f"{rate:.2f} requests/s: targets {'hold' if holds else 'do not hold'}", flush=True)
         print(table(results), flush=True)
         if holds:
             low = rate
-            goodput = _goodput(list(measurement.records), options.probe_seconds)
+            goodput = _goodput(measurement.records, promises, options.probe_seconds)
         else:
             high = rate
     if not low:
@@ -153,9 +155,10 @@ def _holds(one: ClassResult) -> bool:
     return one.kept_both >= (0.99 if one.name == "realtime" else 0.95)
 
 
-def _goodput(records: list[Record], seconds: float) -> float:
+def _goodput(records: Sequence[Record], promises: Sequence[ServiceClass], seconds: float) -> float:
+    known = {each.name: each for each in promises}
     return (
-        sum(all(kept(each, _PROMISES[each.job.service_class or "standard"])) for each in records)
+        sum(all(kept(each, known[each.job.service_class or "standard"])) for each in records)
         / seconds
     )
 

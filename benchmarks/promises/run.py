@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(measure=measure_overload)
 
     one = verb("batching", "policies: continuous, dynamic, static, static with padding")
-    one.add_argument("--rows", type=int, default=16, help="requests in a batch")
+    one.add_argument("--rows", type=int, default=32, help="requests at once, and in a batch")
     one.add_argument("--load", type=float, default=0.7, help="of the open loop")
     one.set_defaults(measure=measure_batching)
 

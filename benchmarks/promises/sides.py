@@ -12,6 +12,8 @@ from benchmarks.serving.load import Timetable
 from benchmarks.serving.processes import RunningServer, llama_cpp_server, octavo_server
 
 from octavo.core.catalog import DEFAULT_MODEL, resolve_model
+from octavo.core.service_classes import ServiceClass
+from octavo.core.settings_load import load_settings
 
 WITHOUT_PROMISES = ("scheduler.service_classes=off", "scheduler.max_step_ms=off")
 Open = Callable[[], AbstractContextManager[Target]]
@@ -75,6 +77,15 @@ def sides(options: argparse.Namespace, load: Timetable) -> dict[str, Open]:
     if options.peer_python:
         found["llama.cpp"] = llama_cpp
     return found
+
+
+def promises_of(options: argparse.Namespace) -> tuple[ServiceClass, ...]:
+    """What our server promises with these settings.
+
+    Raises:
+        SettingsError: a setting is wrong.
+    """
+    return load_settings(environment={}, flags=options.set).settings.scheduler.service_classes
 
 
 def slot_tokens(load: Timetable) -> int:

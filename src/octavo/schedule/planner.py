@@ -18,6 +18,8 @@ from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
 from octavo.schedule.step_draft import Chunk, StepDraft
 
+EARLY_SHARE = 0.25
+"""Part of a first-token target by which prefills are to be early: others may come meanwhile."""
 MINIMUM_SHARE = 0.1
 """Part of a step's time that a starved class gets before anything but due tokens."""
 _INFINITE = float("inf")
@@ -282,7 +284,9 @@ class Planner:
         own = self._cost.chunk(sequence.pending, sequence.computed)
         work = own + self._cost.token * max(class_tokens - sequence.pending, 0)
         share = max(self._left / self._limit, 0.25)
-        return sequence.deadline_seconds - self._now <= 2 * work / share + 2 * self._limit
+        target = sequence.lane.service.first_token_seconds or 0.0
+        needed = 2 * work / share + 2 * self._limit
+        return sequence.deadline_seconds - self._now <= needed + EARLY_SHARE * target
 
     def _serve_prefill(self, turn: _Turn, seconds: float) -> bool:
         """Give the next prefill of a class what fits into `seconds`; False if nothing does.
