@@ -52,7 +52,7 @@ class Report:
             "model": self.model,
             "threads": self.threads,
             "rounds": self.rounds,
-            "loads": {name: str(load) for name, load in self.loads.items()},
+            "loads": {name: _load(load) for name, load in self.loads.items()},
             "engines": {
                 engine.name: {"version": engine.version, "weights": engine.weights.name}
                 for engine in self.engines
@@ -85,7 +85,7 @@ class Report:
         place = machine()
         body = [
             f"<h1>{OURS} beside other engines</h1>",
-            f"<p>{_text(self.model)}, {self.threads} threads each, {self.rounds} rounds in turn, "
+            f"<p>{_text(self.model)}, threads: {self.threads} each, rounds: {self.rounds}, "
             f"on {_text(place['cpu'])}, {_text(place['system'])}.</p>",
             "<table><tr><th>load<th>figure (median)"
             + "".join(f"<th>{_text(name)}" for name in names),
@@ -94,7 +94,7 @@ class Report:
             f"<p><small>Below a peer's number: {OURS} against it, above 1 {OURS} is better, and "
             "the least and most of single rounds.</small></p>",
             "<h2>Loads</h2>",
-            _html_list(f"{name}: {load}" for name, load in self.loads.items()),
+            _html_list(f"{name}: {_load(load)}" for name, load in self.loads.items()),
             "<h2>Engines</h2>",
             _html_list(f"{engine.name}: {_about(engine)}" for engine in self.engines),
         ]
@@ -112,6 +112,11 @@ class Report:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+def _load(load: Load) -> str:
+    """Without the seed, which is the number of the round."""
+    return str(load).removesuffix(f", seed {load.seed}")
 
 
 def _about(engine: Engine) -> str:

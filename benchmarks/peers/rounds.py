@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from benchmarks.peers.engine import Budget, Engine
 from benchmarks.peers.memory import peak_memory
 from benchmarks.serving.load import LOADS, Lengths, Load
-from benchmarks.serving.measure import MeasurementError
+from benchmarks.serving.measure import InterruptedEarly, MeasurementError
 from benchmarks.serving.processes import StartError
 from benchmarks.serving.report import Summary
 
@@ -69,6 +69,8 @@ def alternate(
                     start_seconds, peak_bytes, summary = run_once(
                         engine, seeded, Budget.of(load, threads), first_prompt, label
                     )
+                except InterruptedEarly:
+                    raise KeyboardInterrupt from None
                 except (MeasurementError, StartError) as error:
                     if engine.name == OURS:
                         raise

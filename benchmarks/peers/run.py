@@ -84,6 +84,7 @@ def _measure(
         ):
             if isinstance(found, Run):
                 runs.append(found)
+                print(line_of(found), file=sys.stderr)
             else:
                 skipped[found.engine] = found.why
                 print(f"set aside: {found.engine}: {found.why}", file=sys.stderr)
@@ -107,6 +108,16 @@ def _measure(
     whole = OURS in measured and len(measured) > 1
     failed = not whole or any(run.summary.failures for run in runs)
     return status or (EXIT_FAILED if failed else 0)
+
+
+def line_of(run: Run) -> str:
+    """What a run brought, while others go on."""
+    rate, ttft = run.summary.output_tokens_per_second, run.summary.ttft
+    first = "" if ttft is None else f", TTFT p50 {1000 * ttft.p50:.0f} ms"
+    return (
+        f"{run.load}, round {run.round + 1}, {run.engine}: {rate:.1f} output tokens/s{first}, "
+        f"{run.peak_bytes / 1e6:.0f} MB, first token {run.start_seconds:.2f} s after its start"
+    )
 
 
 def names_of(text: str) -> list[str]:

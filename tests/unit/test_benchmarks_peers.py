@@ -124,6 +124,7 @@ def test_the_report_is_text_json_and_one_page(tmp_path: Path) -> None:
     text = found.text()
     assert "| one | TTFT p50, ms | 2000.0 | 4000.0 (2.00; 2.00 to 2.00) | 1000.0 (0.50;" in text
     assert "skipped: vllm: it is <not> there" in text
+    assert "seed" not in json.dumps(found.tree()["loads"])
     tree = json.loads(json.dumps(found.tree()))
     assert tree["skipped"] == {"vllm": "it is <not> there"}
     assert [each["engine"] for each in tree["runs"]] == [OURS, "a", "b"]
@@ -144,6 +145,7 @@ class Scripted:
     def __init__(self, step_seconds: float, order: list[str], fails_in_round: int | None = None):
         self.process_id = os.getpid()
         self.budgets: list[Budget] = []
+        self.interrupted_in: int | None = None
         self._step_seconds = step_seconds
         self._order = order
         self._fails_in_round = fails_in_round
@@ -160,7 +162,7 @@ class Scripted:
         if load.seed == self._fails_in_round:
             raise MeasurementError("it fell over")
         self._order.append(label)
-        return summary(self._step_seconds)
+        return replace(summary(self._step_seconds), interrupted=load.seed == self.interrupted_in)
 
 
 def scripted(order: list[str], **fails_in_round: int) -> tuple[list[Engine], dict[str, Scripted]]:
@@ -201,6 +203,17 @@ def test_a_failure_of_our_own_is_no_result() -> None:
     engines, _ = scripted([], **{OURS: 0})
     with pytest.raises(MeasurementError, match="fell over"):
         list(alternate(engines, {"one": LOAD}, rounds=1, threads=2, first_prompt=[1, 2]))
+
+
+def test_an_interrupt_keeps_what_there_is() -> None:
+    engines, made = scripted([])
+    made["first"].interrupted_in = 1
+    turns = alternate(engines, {"one": LOAD}, rounds=2, threads=2, first_prompt=[1, 2])
+    found = [next(turns) for _ in range(4)]
+    with pytest.raises(KeyboardInterrupt):
+        next(turns)
+    ran = [(each.engine, each.round) for each in found if isinstance(each, Run)]
+    assert ran == [(OURS, 0), ("first", 0), ("second", 0), ("second", 1)]
 
 
 def test_peak_memory_counts_every_descendant_once() -> None:

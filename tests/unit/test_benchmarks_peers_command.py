@@ -240,6 +240,7 @@ def test_the_command_compares_a_server_and_a_worker(
     shown = capsys.readouterr()
     assert "skipped: llama.cpp:" in shown.err
     assert "skipped: vllm:" in shown.err
+    assert "crowd, round 1, openvino: " in shown.err
     assert "| load | figure (median) | octavo | openvino |" in shown.out
     tree = json.loads((tmp_path / "out" / "p.json").read_text())
     assert [(each["load"], each["engine"]) for each in tree["runs"]] == [
