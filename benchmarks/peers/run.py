@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import benchmarks.peers
 from benchmarks.peers.candidates import Place, engines_of
 from benchmarks.peers.engine import Engine, id_maker, prompts_of
 from benchmarks.peers.environments import PEERS, InstallError, install
@@ -20,6 +21,7 @@ from benchmarks.serving.measure import MeasurementError
 from benchmarks.serving.processes import StartError
 from benchmarks.serving.run import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISUSED
 
+from octavo.compute.kernels.cpu.threads import threads_and_reason
 from octavo.core.catalog import DEFAULT_MODEL, resolve_model
 from octavo.core.errors import OctavoError
 
@@ -34,6 +36,8 @@ def main(arguments: Sequence[str]) -> int:
         names = names_of(options.peers)
         if options.install and not names:
             raise ValueError("say with --peers what to install")
+        if options.rounds < 1 or options.threads < 1:
+            raise ValueError("rounds and threads must be at least 1")
         environments = environments_of(options)
         loads = loads_of(options)
         model_file = resolve_model(options.model)
@@ -161,7 +165,9 @@ def loads_of(options: argparse.Namespace) -> dict[str, Load]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description=benchmarks.peers.__doc__
+    )
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="name or GGUF file")
     parser.add_argument("--peers", default="", help="names with commas between (default: all)")
     parser.add_argument("--install", action="store_true", help="make what --peers lacks first")
@@ -170,7 +176,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--openvino-step-tokens", type=int, help="(default: its own, 256)")
     parser.add_argument("--vllm-model", type=Path, metavar="FOLDER", help="with safetensors")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of octavo")
-    parser.add_argument("--threads", type=int, default=2, help="of each engine")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=threads_and_reason()[0],
+        help="of each engine (default: the physical cores this process may use)",
+    )
     parser.add_argument(
         "--load", action="append", choices=sorted(PEER_LOADS), help="(default: all)"
     )

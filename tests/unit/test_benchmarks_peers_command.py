@@ -235,7 +235,7 @@ def test_the_command_compares_a_server_and_a_worker(
     fake.module("openvino_genai", OPENVINO_GENAI)
     files = [f"--json={tmp_path / 'out' / 'p.json'}", f"--html={tmp_path / 'p.html'}"]
     flags = ["--load=crowd", "--requests=2", "--rounds=1", *files]
-    place = ["--folder", str(tmp_path), "--openvino-step-tokens=512"]
+    place = ["--folder", str(tmp_path), "--openvino-step-tokens=512", "--threads=2"]
     assert main([str(model), *place, *flags]) == 0
     shown = capsys.readouterr()
     assert "skipped: llama.cpp:" in shown.err
@@ -266,6 +266,8 @@ def test_the_command_compares_a_server_and_a_worker(
         ["--environment=llama.cpp"],
         ["--environment=other=/tmp"],
         ["--requests=0"],
+        ["--rounds=0"],
+        ["--threads=0"],
         ["no-such-model"],
     ],
 )
