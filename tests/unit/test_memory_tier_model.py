@@ -36,7 +36,7 @@ def ask(path: Path, **settings: object) -> RequestOutput:
     values = {"kv_bytes": "8MB", "swap_space": "16MB", "block_size": "16tok", **settings}
     with LLM(path, **values) as llm:
         # A model as small as this computes as quickly as a disk reads.
-        llm._assembly.engine.swapper._recompute_seconds = lambda past, tokens: 1e9  # type: ignore[union-attr]
+        llm.assembly.engine.swapper._recompute_seconds = lambda past, tokens: 1e9  # type: ignore[union-attr]
         return llm.generate([PROMPT], PARAMS)[0]
 
 

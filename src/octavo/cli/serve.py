@@ -80,6 +80,7 @@ def startup_table(facts: EngineFacts, url: str) -> str:
     if facts.context_tokens < facts.model_context_tokens:
         context += f" of the model's {facts.model_context_tokens}"
     whole_bytes = facts.weight_bytes + facts.workspace_bytes + facts.kv_bytes
+    whole_bytes += facts.swap_staged_bytes
     seconds = ", ".join(f"{name} {value:.2f}" for name, value in facts.phase_seconds.items())
     rows = [
         ("model", f"{facts.model_name} ({facts.architecture}, {facts.model_path})"),
@@ -91,7 +92,7 @@ def startup_table(facts: EngineFacts, url: str) -> str:
             f"{_megabytes(facts.kv_bytes)}: {facts.pages} pages of {facts.page_tokens} tokens, "
             f"{facts.kv_format}",
         ),
-        *([("disk", facts.swap)] if facts.swap else []),
+        *([("disk", _disk(facts))] if facts.swap else []),
         ("in all", _megabytes(whole_bytes)),
         ("kernels", f"{facts.backend}, {facts.tier}, activations {facts.activations}"),
         ("threads", f"{facts.threads} ({facts.threads_reason})"),
@@ -103,6 +104,11 @@ def startup_table(facts: EngineFacts, url: str) -> str:
     if facts.note:
         lines.append(f"  {'note':<10} {facts.note}")
     return "\n".join(lines)
+
+
+def _disk(facts: EngineFacts) -> str:
+    staged = f"; {_megabytes(facts.swap_staged_bytes)} of memory for pages on their way"
+    return f"{facts.swap}{staged if facts.swap_staged_bytes else ''}"
 
 
 def _megabytes(size_bytes: int) -> str:

@@ -167,8 +167,11 @@ class Serving:
         await service.client.close()
         http.end(max(deadline - time.monotonic(), _FLUSH_SECONDS))
         await asyncio.shield(listening)
-        # An engine with a tier on disk writes down what is cached.
-        await supervisor.drain(max(deadline - time.monotonic(), _FLUSH_SECONDS))
+        patience_seconds: float = _FLUSH_SECONDS
+        if self.settings.memory.swap_space is not None:
+            # The engine writes down what is cached.
+            patience_seconds = max(deadline - time.monotonic(), patience_seconds)
+        await supervisor.drain(patience_seconds)
 
     def _open_service(self, address: str) -> Service:
         # Late and in a thread, so that it happens while the engine loads.

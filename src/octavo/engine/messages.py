@@ -61,7 +61,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `phase_seconds` are the parts of its start-up in order. `note` says why less than the model's
     context is served, if so. `bits_fingerprint` is hexadecimal: engines with the same one compute
-    the same bits. `swap` says what lies below the KV cache, or why nothing does.
+    the same bits. `swap` says what lies below the KV cache, or why nothing does,
+    `swap_staged_bytes` is the most memory of pages on their way to it and back.
     """
 
     model_path: str
@@ -88,6 +89,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     phase_seconds: dict[str, float]
     note: str | None = None
     swap: str | None = None
+    swap_staged_bytes: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

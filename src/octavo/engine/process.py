@@ -167,6 +167,7 @@ def _facts(
         },
         note=capacity.note,
         swap=opened.swap.about,
+        swap_staged_bytes=opened.swap.staged_bytes,
     )
 
 

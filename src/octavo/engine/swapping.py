@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _STEP_BYTES = 16 << 20
 """Most bytes copied before a step that somebody waits for: a few milliseconds."""
-_STAGED_BYTES = 64 << 20
+_STAGED_BYTES = 32 << 20
 _DRAIN_SECONDS = 20.0
 
 
