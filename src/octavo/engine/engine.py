@@ -18,6 +18,8 @@ from octavo.schedule.scheduler import Scheduler
 
 _MAX_EMPTY_STEPS = 3
 _LONGEST_SLEEP_SECONDS = 0.002
+_MOST_FETCHES = 2
+"""So often are pages fetched for a preempted request, which others may overtake meanwhile."""
 
 
 class Engine:
@@ -46,7 +48,8 @@ class Engine:
         self._sleep = sleep
         self._pending: StepPlan | None = None
         self._empty_steps = 0
-        self._displaced: set[RequestId] = set()
+        self._displaced: dict[RequestId, int] = {}
+        """Preempted requests, and how often their pages may still be fetched."""
 
     @property
     def has_work(self) -> bool:
@@ -83,7 +86,8 @@ class Engine:
         if self._pending is None:
             plan = self.scheduler.plan()
             self.scheduler.commit(plan)
-            self._displaced.update(each.request_id for each in plan.preemptions)
+            for preemption in plan.preemptions if self.swapper else ():
+                self._displaced[preemption.request_id] = _MOST_FETCHES
             self._pending = plan
         plan = self._pending
         result = self._execute(plan)
@@ -92,6 +96,7 @@ class Engine:
         patience = self.scheduler.patience_seconds if plan.is_empty else 0.0
         if plan.is_empty and self.swapper and self.swapper.is_loading:
             self.swapper.wait(_LONGEST_SLEEP_SECONDS)
+            self._empty_steps = 0
         elif patience > 0:
             # A batch waits for company, but whoever is to bring it has to be heard.
             self._sleep(min(patience, _LONGEST_SLEEP_SECONDS))
@@ -114,20 +119,22 @@ class Engine:
     def _swap(self) -> None:
         """Move pages between the cache and the tier below, and let go who waited for them."""
         if self.swapper is None:
-            self._displaced.clear()
             return
-        scheduler, pool = self.scheduler, self.scheduler.cache.pool
+        scheduler = self.scheduler
         for request_id in self.swapper.poll(is_busy=scheduler.running_count > 0):
             scheduler.let_go(request_id)
-        for request_id in sorted(self._displaced):
-            if not scheduler.is_displaced(request_id):
-                self._displaced.remove(request_id)
-                continue
-            # Sooner than there is room for it, its pages would only be evicted again.
-            needed = len(scheduler.reusable_keys(request_id)) + 2
-            reserve = 2 * scheduler.running_count + pool.pages // 64
-            if pool.pages - pool.held_count >= needed + reserve and not self._fetch(request_id):
-                self._displaced.remove(request_id)
+        for request_id, fetches in list(self._displaced.items()):
+            if not fetches or not scheduler.is_displaced(request_id):
+                del self._displaced[request_id]
+            elif not self.swapper.awaits(request_id) and self._has_room_for(request_id):
+                self._displaced[request_id] = fetches - 1 if self._fetch(request_id) else 0
+
+    def _has_room_for(self, request_id: RequestId) -> bool:
+        """Whether a preempted request may soon get a row: sooner, pages would only be evicted."""
+        scheduler, pool = self.scheduler, self.scheduler.cache.pool
+        needed = len(scheduler.reusable_keys(request_id)) + 2
+        reserve = 2 * scheduler.running_count + pool.pages // 64
+        return pool.pages - pool.held_count >= needed + reserve
 
     def _fetch(self, request_id: RequestId) -> bool:
         """Have pages brought in that a waiting request could use, and let it wait for them."""

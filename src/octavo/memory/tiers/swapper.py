@@ -104,6 +104,10 @@ class Swapper:
         self._idle_pages = None
         return self._want(name, keys)
 
+    def awaits(self, name: RequestId) -> bool:
+        """Whether a request waits for pages that come in."""
+        return any(name in load.waiting for load in self._loads.values())
+
     def forget(self, name: RequestId) -> None:
         """A request has ended; what only it waited for is not loaded any more."""
         for load in list(self._loads.values()):
@@ -115,6 +119,7 @@ class Swapper:
 
         With `is_busy` requests wait for the next step, and little is moved.
         """
+        before = self.counters.loaded_pages
         ended = self._take_in(self._step_pages if is_busy else _MOST_IN_ONE_GO)
         now = self._clock()
         for load in list(self._loads.values()):
@@ -122,7 +127,7 @@ class Swapper:
                 self.counters.loads_timed_out += 1
                 self._drop(load)
                 ended += load.waiting
-        self._write_cold()
+        self._write_cold(self._step_pages - (self.counters.loaded_pages - before))
         return ended
 
     def wait(self, seconds: float) -> None:
@@ -243,10 +248,10 @@ class Swapper:
         key = self._cache.index.key_of(page)
         return self.mover.is_storing(key) or self.mover.tier.holds(key)
 
-    def _write_cold(self) -> None:
+    def _write_cold(self, most_pages: int) -> None:
         """Above the threshold, write some of the pages that would be evicted next."""
         pool = self._cache.pool
-        room = min(self.mover.store_room, self._step_pages)
+        room = min(self.mover.store_room, most_pages)
         if room < 1 or not self.mover.tier.takes_pages:
             return
         if pool.pages - pool.free_count <= self._threshold * pool.pages:
