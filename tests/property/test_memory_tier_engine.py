@@ -66,20 +66,20 @@ class Unreliable(Files):
 
 wanted = st.tuples(
     st.integers(0, len(_BASES) - 1),  # whose prefix
-    st.integers(1, 40),  # how much of it
-    st.integers(0, 6),  # steps before it comes
+    st.integers(10, 40),  # how much of it
+    st.sampled_from([0, 1, 6, 30]),  # steps before it comes
 )
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    arrivals=st.lists(wanted, min_size=1, max_size=14),
+    arrivals=st.lists(wanted, min_size=4, max_size=14),
     threshold=st.sampled_from([0.0, 0.6, 1.0]),
     host_pages=st.sampled_from([0, 2, 30]),
-    moves=st.integers(0, 4),
+    moves=st.sampled_from([8, 4, 2, 1, 0]),
     staged_pages=st.integers(1, 4),
     step_pages=st.integers(1, 3),
-    fault_share=st.sampled_from([0.0, 0.0, 0.2]),
+    fault_share=st.sampled_from([0.0, 0.0, 0.03, 0.2]),
     restart_at=st.integers(0, 14),
     seed=st.integers(0, 5),
 )
