@@ -9,6 +9,7 @@ from typing import Protocol
 from octavo.core.clock import Clock, monotonic
 from octavo.core.ids import RequestId
 from octavo.memory.cache import PageCache
+from octavo.memory.pool import CACHED
 from octavo.memory.tiers.mover import PageMover
 from octavo.memory.tiers.tier import look_up
 
@@ -143,7 +144,8 @@ class Swapper:
                 break
             # What was used last is the likeliest to be asked for again; parents go first.
             page = self._idle_pages.pop()
-            if not self._is_kept(page):
+            # Meanwhile it may have been given up, to return memory to the system.
+            if self._cache.pool.state[page] == CACHED and not self._is_kept(page):
                 self._write(page)
         return bool(self._idle_pages)
 
