@@ -10,7 +10,7 @@ from octavo.memory.tiers import records
 from octavo.memory.tiers.files import Files
 from octavo.memory.tiers.folder import INDEX_NAME, lock_folder
 from octavo.memory.tiers.index_log import IndexContent, read_index, replay
-from octavo.memory.tiers.segments import segment_path
+from octavo.memory.tiers.segments import READ_AHEAD_BYTES, segment_path
 from octavo.memory.tiers.slots import SlotIndex
 
 
@@ -61,7 +61,7 @@ def _check(folder: Path) -> FolderCheck:
         try:
             offset = place * layout.slot_bytes
             count = files.read(fd, [memoryview(header), page], offset)
-            files.forget(fd, offset, layout.slot_bytes)
+            files.forget(fd, offset, layout.slot_bytes + READ_AHEAD_BYTES)
             whole = count == len(header) + len(page)
             sound += whole and records.is_whole(header, key, page)
         except OSError:

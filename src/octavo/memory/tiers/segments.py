@@ -10,6 +10,10 @@ from octavo.memory.tiers.files import Files, write_whole
 from octavo.memory.tiers.index_log import Layout
 
 
+READ_AHEAD_BYTES = 1 << 20
+"""More than the system reads beyond what was asked for; without that reading takes far longer."""
+
+
 def segment_path(folder: Path, number: int) -> Path:
     return folder / f"segment-{number:06}.kv"
 
@@ -60,7 +64,7 @@ class Segments:
         fd, offset = self._place(slot)
         wanted = sum(len(buffer) for buffer in buffers)
         count = self._files.read(fd, buffers, offset)
-        self._files.forget(fd, offset, self._layout.slot_bytes)
+        self._files.forget(fd, offset, self._layout.slot_bytes + READ_AHEAD_BYTES)
         return count == wanted
 
     def write(self, slot: int, buffers: list[memoryview]) -> None:
