@@ -174,6 +174,15 @@ def test_smaller_limit_after_a_restart(tmp_path: Path) -> None:
     second.close()
 
 
+def test_smaller_limit_counts_other_folders_at_once(tmp_path: Path) -> None:
+    other = DiskTier(tmp_path, bytes(32), page_bytes=PAGE_BYTES, most_bytes=1_000_000)
+    store(other, range(60))
+    other.close()
+    own = open_disk(tmp_path)
+    assert sum(map(folders.used_bytes, folders.folders(tmp_path))) <= MOST_BYTES
+    own.close()
+
+
 def test_too_small_a_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CapacityError, match=r"memory\.swap_space: .*give at least \d+ bytes"):
         open_disk(tmp_path, most_bytes=70_000)

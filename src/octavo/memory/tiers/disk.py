@@ -111,6 +111,8 @@ class DiskTier:
         if kept is not None:
             self._segments.open_existing(self._most_segments)
         self._remove_further_segments()
+        with growing(self._root):  # The limit may be lower than it was.
+            make_room(self._root, self._folder, self._bytes(self._segments.count), self._most_bytes)
         self._index.grow(self._segments.slots)
         if kept is not None:
             replay(content.entries, self._index)
@@ -219,16 +221,20 @@ class DiskTier:
         os.close(self._lock_fd)
         self._lock_fd = -1
 
+    def _bytes(self, segments: int) -> int:
+        """Most bytes that the folder takes with so many segments."""
+        slots = segments * self._layout.segment_slots
+        return segments * self._layout.segment_bytes + index_bytes(slots) + _ABOUT_BYTES
+
     def _grow(self) -> None:
         """Add a segment if the limit and the disk allow it."""
         count = self._segments.count + 1
         if count > self._most_segments:
             self._may_grow = False
             return
-        slots = count * self._layout.segment_slots
-        own_bytes = count * self._layout.segment_bytes + index_bytes(slots) + _ABOUT_BYTES
         try:
             with growing(self._root):
+                own_bytes = self._bytes(count)
                 if not make_room(self._root, self._folder, own_bytes, self._most_bytes):
                     self._may_grow = False
                     return

@@ -9,7 +9,6 @@ from pathlib import Path
 from octavo.memory.tiers.files import Files, write_whole
 from octavo.memory.tiers.index_log import Layout
 
-
 READ_AHEAD_BYTES = 1 << 20
 """More than the system reads beyond what was asked for; without that reading takes far longer."""
 
