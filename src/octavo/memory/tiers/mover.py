@@ -185,25 +185,25 @@ class PageMover:
 
     def _load(self, number: int, key: bytes) -> None:
         started = self._clock()
-        content = memoryview(bytearray(self.page_bytes))
+        content: memoryview | None = None
         try:
-            is_there = self.tier.load(key, content)
+            page = memoryview(bytearray(self.page_bytes))
+            content = page if self.tier.load(key, page) else None
         except Exception:
             # A defect here must cost time only, as whatever is not loaded is computed.
             logger.exception("a page could not be loaded")
-            is_there = False
         seconds = self._clock() - started
         with self._condition:
-            if is_there:
+            if content is not None:
                 self.load_seconds += _SMOOTHING * (seconds - self.load_seconds)
             keys = self._loads.get(number)
             if keys is None:
                 return
             keys.popleft()
-            self._loaded.append(Loaded(number, content if is_there else None))
-            if not keys or not is_there:
+            self._loaded.append(Loaded(number, content))
+            if not keys or content is None:
                 del self._loads[number]
-        if not is_there:
+        if content is None:
             # Of no use without what is missing, and written again once that is computed.
             for lost in keys:
                 self.tier.drop(lost)
