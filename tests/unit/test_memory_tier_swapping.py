@@ -123,6 +123,19 @@ def test_loading_is_left_out_where_computing_is_quicker() -> None:
     assert swapping.swapper.counters.loads_too_slow == 1
 
 
+def test_a_disk_that_was_slow_once_is_tried_again() -> None:
+    swapping = rig(pages=14, recompute_seconds=1.0, clock=lambda: 0.0)
+    for number in (1, 2, 3):
+        swapping.run([make_request(f"r{number}", prompt(number), seed=1)])
+        swapping.rest()
+    swapping.mover.load_seconds = 0.2
+    for number in range(20):
+        swapping.run([make_request(f"again{number}", prompt(number % 3 + 1), seed=1)])
+        swapping.rest()
+    assert swapping.swapper.counters.loads_too_slow == 7
+    assert swapping.swapper.counters.loads == 13
+
+
 def test_a_load_that_takes_too_long_is_given_up() -> None:
     now = [0.0]
     swapping = rig(pages=14, timeout_seconds=2.0, clock=lambda: now[0])

@@ -48,7 +48,7 @@ class PageMover:
     ):
         self.tier = tier
         self.page_bytes = page_bytes
-        self.load_seconds = page_bytes / _FIRST_BYTES_PER_SECOND
+        self.load_seconds = self._first_seconds = page_bytes / _FIRST_BYTES_PER_SECOND
         """What a page takes to load, learned."""
         self._clock = clock
         self._staged_pages = staged_pages
@@ -72,6 +72,11 @@ class PageMover:
         """Pages that are asked for and not loaded."""
         with self._condition:
             return sum(map(len, self._loads.values()))
+
+    def doubt(self) -> None:
+        """Loads were left out as too slow: believe in that a little less, so that it is tried."""
+        doubted = self._first_seconds + (1 - _SMOOTHING) * (self.load_seconds - self._first_seconds)
+        self.load_seconds = min(doubted, self.load_seconds)
 
     def start(self) -> None:
         """Start the thread; `close` ends it."""

@@ -183,6 +183,7 @@ class Swapper:
         tokens = self._page_tokens
         if seconds >= self._recompute_seconds(start * tokens, pages * tokens):
             self.counters.loads_too_slow += 1
+            self.mover.doubt()
             return False
         self._numbers += 1
         deadline = self._clock() + self._timeout_seconds
