@@ -6,6 +6,7 @@
 #   make bench-serving   measure the server under load: 64 requests, 32 at a time
 #   make bench-kernels   measure each kernel against this machine's limits (three minutes)
 #   make soak-scheduler  a million random steps of the scheduler (over an hour)
+#   make soak-memory     half an hour of mixed load: memory, pages on disk, descriptors
 #   make bench-peers     Octavo beside other engines; PEERS=llama.cpp,openvino installs them first
 #   make clean   remove what make made (fetched models and the peers in .peers stay)
 #
@@ -17,6 +18,7 @@ QUESTION    ?= What is the capital of France? Answer in one sentence.
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 SOAK_STEPS  ?= 1000000
+SOAK_SECONDS ?= 1800
 
 PEERS       ?=
 
@@ -38,11 +40,11 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
        PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip
 WHEEL = $$(ls $(WHEELS)/octavo-*.whl)
 
-.PHONY: demo test check bench bench-serving bench-kernels soak-scheduler bench-peers docs clean help
+.PHONY: demo test check bench bench-serving bench-kernels soak-scheduler soak-memory bench-peers docs clean help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,8s/^# *//p' Makefile
+	@sed -n '3,11s/^# *//p' Makefile
 
 demo: $(STAMP)/runtime
 	@$(BIN)/octavo pull $(MODEL) >/dev/null
@@ -76,6 +78,9 @@ bench-kernels: $(STAMP)/runtime
 soak-scheduler: $(STAMP)/test
 	OCTAVO_SOAK_STEPS=$(SOAK_STEPS) $(BIN)/python -m pytest \
 	  tests/property/test_schedule_classes_machine.py $(PYTEST_ARGS)
+
+soak-memory: $(STAMP)/runtime
+	$(BIN)/python benchmarks/soak_memory.py --seconds $(SOAK_SECONDS) --model $(MODEL)
 
 bench-peers: $(STAMP)/runtime
 	$(BIN)/python -m benchmarks.peers $(MODEL) $(if $(PEERS),--install --peers $(PEERS)) $(BENCH_ARGS)
