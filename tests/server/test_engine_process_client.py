@@ -179,7 +179,9 @@ def test_an_early_refusal_goes_by_the_newest_numbers(tokenizer: Tokenizer) -> No
 
     async def work(client: AsyncEngineClient) -> None:
         client.check_room(full)
-        calls = [client.submit(endless(client)) for _ in range(2)]
+        calls = [client.submit(endless(client))]
+        await anext(calls[0])
+        calls.append(client.submit(endless(client)))
         await until(lambda: client.stats is not None and client.stats.waiting == 1)
         with pytest.raises(Overloaded, match="1 requests wait already") as found:
             client.check_room(full)
