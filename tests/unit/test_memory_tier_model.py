@@ -47,7 +47,7 @@ def bits(output: RequestOutput) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("kv_format", ["fp16", "fp32"])
+@pytest.mark.parametrize("kv_format", ["fp16", "int8", "fp32"])
 def test_restart_finds_the_prefix_and_the_same_bits(path: Path, kv_format: str) -> None:
     cold, warm = (ask(path, kv_format=kv_format, threads=1) for _ in range(2))
     assert (cold.usage.cached_tokens, warm.usage.cached_tokens) == (0, 192)
