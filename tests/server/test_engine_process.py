@@ -118,10 +118,10 @@ def test_a_killed_engine_ends_calls_at_once_and_comes_back(
     asyncio.run(main())
 
 
-def test_an_engine_that_hangs_is_killed_and_started_again(tiny_path: Path) -> None:
+def test_an_engine_that_hangs_is_killed_and_started_again(long_path: Path) -> None:
     async def main() -> None:
         policy = RestartPolicy(stuck_seconds=1.0)
-        async with engine_process(tiny_path, policy=policy) as (supervisor, client):
+        async with engine_process(long_path, policy=policy) as (supervisor, client):
             call = client.submit(client.prepare("the cat", ENDLESS))
             await anext(call)
             first_id = supervisor.process_id
