@@ -31,9 +31,11 @@ def interruptible() -> None:
 
 
 @pytest.fixture(autouse=True)
-def heard_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def heard_log() -> None:
     """Let `caplog` hear the log again where a command that a test ran kept it for itself."""
-    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    logger = logging.getLogger("octavo")
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
