@@ -185,6 +185,9 @@ class Driver:
     def step(self, *, errors: dict[str, str] | None = None) -> StepPlan:
         plan = self.scheduler.plan()
         assert plan == self.scheduler.plan(), "planning changed something"
+        for admission in plan.admissions:
+            known = self.answers.get(admission.request.id, Answer())
+            assert admission.generated == known.tokens, "tokens were lost"
         self.scheduler.commit(plan)
         result = self.model.execute(plan, errors=errors)
         seconds = self.step_seconds(plan)

@@ -232,6 +232,17 @@ class TestPreemption:
         assert back.generated == driven.answers["young"].tokens[: len(back.generated)]
         check_alone(driven, old, young)
 
+    @pytest.mark.parametrize("pages", range(12, 21))
+    def test_tokens_survive_wherever_in_a_page_it_happens(self, pages: int) -> None:
+        driven = driver(pages=pages, page_tokens=2, token_budget=16, max_chunk_tokens=1)
+        asked = [request(f"r{n}", range(9 * n, 9 * n + 7), max_new_tokens=15) for n in range(3)]
+        driven.add(*asked)
+        while driven.scheduler.has_work:
+            driven.step()
+            assert driven.scheduler.audit() == []
+        assert driven.scheduler.counters.preemptions > 0
+        check_alone(driven, *asked)
+
     def test_its_pages_stay_findable_until_they_are_needed(self) -> None:
         driven, _, _ = self.run_two()
         (back,) = [a for p in driven.plans for a in p.admissions if a.generated]

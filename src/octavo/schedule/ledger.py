@@ -364,6 +364,10 @@ class Ledger:
         ghosts = [each for each in lane.running if each.ghost]
         if exposed != list(lane.exposed) or ghosts != list(lane.ghosts):
             findings.append(f"class {name} has lost track of who may be preempted")
+        if any(
+            each.token_count - len(each.known_tokens) > each.page_tokens for each in lane.running
+        ):
+            findings.append(f"class {name} has lost tokens of plain steps")
         if any(each.room != len(each.table) * each.page_tokens for each in lane.running):
             findings.append(f"class {name} is wrong about who needs a page")
         return findings

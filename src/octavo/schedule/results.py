@@ -125,6 +125,8 @@ def _count(ledger: Ledger, numbers: RowNumbers, now: float) -> None:
 def _end_pages(ledger: Ledger, ended: list[Sequence]) -> None:
     charges: Counter[tuple[Lane, str]] = Counter()
     for sequence in ended:
+        # Before the next token takes the place of the first one of this page.
+        ledger.rows.fetch_tokens(sequence)
         ledger.publish(sequence)
         charges[sequence.lane, sequence.request.tenant] += sequence.page_tokens
     for (lane, tenant), tokens in charges.items():
