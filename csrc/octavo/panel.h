@@ -60,9 +60,9 @@ struct LinearKnobs {
   // From this many rows on, unpacking a panel of 4-bit codes once beats unpacking it per row tile.
   int32_t spread_rows = 24;
   // Parts that the panels are shared out in.
-  int32_t chunks_per_thread = 8;
+  int32_t chunks_per_thread = 2;
   // How far a lone row reads ahead in its own stream.
-  int32_t prefetch_bytes = 2048;
+  int32_t prefetch_bytes = 4096;
 
   constexpr bool valid() const {
     return tile_rows >= 1 && tile_rows <= 64 && block_rows >= 2 && block_rows <= most_block_rows &&

@@ -66,6 +66,10 @@ class Lane:
         self.waiting_tokens = 0
         self.deficit_seconds = 0.0
         self.served_seconds: float | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Start counters and measurements over."""
         self.counters = ClassCounters()
         self.pace = Pace()
         self.tickets = Tickets()

@@ -327,8 +327,10 @@ class Scheduler:
         """Start all counters over, and what was learned of the time of steps: it was a warm-up."""
         self._ledger.counters = SchedulerCounters()
         for lane in self._lanes:
-            lane.counters = ClassCounters()
+            lane.forget()
         self.cost = self._start_cost()
+        self._result_seconds = None
+        self._between_seconds = 0.0
 
     def _note_between(self, began_seconds: float, now: float) -> None:
         """Learn what passes between the computations of two steps, where one follows the other."""
