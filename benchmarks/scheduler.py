@@ -32,6 +32,7 @@ from octavo.plan.statistics import percentile
 from octavo.schedule.cost import CostProfile
 from octavo.schedule.plan import RowResult, StepPlan, StepResult
 from octavo.schedule.scheduler import Scheduler
+from octavo.schedule.sequence import DEADLINE_STEP_SECONDS
 
 SHORTEST_PROMPT_TOKENS = 16
 LONGEST_PROMPT_TOKENS = 47
@@ -84,7 +85,8 @@ class Load:
 
     def __init__(self, rows: int, waiting: int, steps: int):
         self._requests = 0
-        self._now = 0.0
+        # A step of deadlines apart, so that they are admitted in order, not the shortest first.
+        self._now = DEADLINE_STEP_SECONDS * (rows + waiting)
         self._rows = rows
         pages_per_row = -(-(LONGEST_PROMPT_TOKENS + steps) // AUTO_PAGE_TOKENS) + 4
         self.scheduler = Scheduler(
@@ -99,16 +101,16 @@ class Load:
             profile=COST,
         )
         self.add_seconds: list[float] = []
-        for _ in range(rows + waiting):
-            self._add("batch", 1 << 19)
+        for number in range(rows + waiting):
+            self._add("batch", 1 << 19, DEADLINE_STEP_SECONDS * number)
 
     def arrive(self, step: int) -> None:
         """The realtime requests of this step."""
         if step % 2:
             for _ in range(2 * self._rows // 100):
-                self._add("realtime", REALTIME_TOKENS)
+                self._add("realtime", REALTIME_TOKENS, self._now)
 
-    def _add(self, service_class: str, new_tokens: int) -> None:
+    def _add(self, service_class: str, new_tokens: int, arrival_seconds: float) -> None:
         self._requests += 1
         lengths = LONGEST_PROMPT_TOKENS - SHORTEST_PROMPT_TOKENS + 1
         prompt_tokens = SHORTEST_PROMPT_TOKENS + self._requests % lengths
@@ -118,7 +120,7 @@ class Load:
             params=SamplingParams(max_tokens=new_tokens),
             seed=0,
             max_new_tokens=new_tokens,
-            arrival_seconds=self._now,
+            arrival_seconds=arrival_seconds,
             service_class=service_class,
         )
         started = time.perf_counter()
