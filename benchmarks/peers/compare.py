@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.peers.rounds import OURS, Run
-from benchmarks.serving.peers import latency
+from benchmarks.serving.report import latency
 
 _TINY = 1e-9
 

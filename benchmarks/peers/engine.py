@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.serving.load import Load
-from benchmarks.serving.peers import slot_tokens
 from benchmarks.serving.prompts import PromptMaker, open_tokenizer
 from benchmarks.serving.report import Summary
 
@@ -29,7 +28,7 @@ class Budget:
 
     @classmethod
     def of(cls, load: Load, threads: int) -> Budget:
-        return cls(threads, load.at_once or 1, slot_tokens(load))
+        return cls(threads, load.at_once or 1, load.slot_tokens)
 
 
 class RunningEngine(Protocol):

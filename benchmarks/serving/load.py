@@ -105,6 +105,11 @@ class Load:
             f"answers of {self.output}, {pace}, seed {self.seed}"
         )
 
+    @property
+    def slot_tokens(self) -> int:
+        """Cache that one request may need, in whole multiples of 256."""
+        return -(-(self.prompt.high + self.output.high + 16) // 256) * 256
+
     def jobs(self) -> list[Job]:
         """The same jobs each time. Lengths do not depend on the pace."""
         lengths = random.Random(f"lengths {self.seed}")

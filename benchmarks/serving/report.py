@@ -155,6 +155,12 @@ _ROWS = (
 )
 
 
+def latency(summary: Summary, key: str, part: str) -> float | None:
+    """One number of a spread, in milliseconds; None where nothing was measured."""
+    spread: Spread | None = getattr(summary, key)
+    return None if spread is None else 1000 * float(getattr(spread, part))
+
+
 def table(summary: Summary) -> str:
     """For people."""
     lines = [

@@ -16,7 +16,6 @@ from benchmarks.frontend_cost import Served, Work, cost_of
 from benchmarks.serving.answers import Answer, Failure
 from benchmarks.serving.load import Job, Lengths, Load
 from benchmarks.serving.pace import Record
-from benchmarks.serving.peers import compare, slot_tokens
 from benchmarks.serving.processes import (
     StartError,
     cpu_seconds,
@@ -119,28 +118,11 @@ def test_nothing_at_all_is_a_summary_too() -> None:
     assert "interrupted" in table(found)
 
 
-def test_ratios_above_one_say_that_ours_is_better() -> None:
-    fast = summarise([record(0.5, 0.6, 0.7, end=1.0)], seconds=1.0, client_cpu_seconds=0.0)
-    slow = summarise([record(1.0, 1.2, 1.4, end=2.0)], seconds=2.0, client_cpu_seconds=0.0)
-    rows = {row.figure: row for row in compare("one", [fast, fast, slow], [slow])}
-    assert rows["output tokens/s"].ours == 3.0
-    assert {round(row.ratio, 6) for row in rows.values()} == {2.0}
-    rows = {row.figure: row for row in compare("one", [slow], [fast])}
-    assert {round(row.ratio, 6) for row in rows.values()} == {0.5}
-
-
-def test_figures_that_one_side_lacks_are_not_compared() -> None:
-    full = summarise([record(0.5, 0.6, 0.7)], seconds=1.0, client_cpu_seconds=0.0)
-    bare = summarise([record()], seconds=1.0, client_cpu_seconds=0.0)
-    names = {row.figure for row in compare("one", [full], [bare])}
-    assert names == {"output tokens/s", "end to end p50, ms"}
-
-
 def test_a_slot_of_the_peer_holds_the_longest_request() -> None:
     for prompt, output in ((128, 128), (512, 192), (500, 12)):
         load = Load(1, Lengths(1, prompt), Lengths(1, output), at_once=1)
-        assert slot_tokens(load) % 256 == 0
-        assert 0 < slot_tokens(load) - prompt - output <= 272
+        assert load.slot_tokens % 256 == 0
+        assert 0 < load.slot_tokens - prompt - output <= 272
 
 
 def test_what_serving_costs_is_counted_by_token() -> None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.serving import peers
 from benchmarks.serving.connection import Target
 from benchmarks.serving.load import Lengths, Load
 from benchmarks.serving.measure import MeasurementError, Options, measure
@@ -152,42 +151,6 @@ def test_misuse_is_told_at_once(
     if flags == ["--route=chat"]:
         flags = [*flags, "--prompts-as=ids"]
     assert main([served.url, *flags]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_two_servers_are_measured_in_turn(
-    served: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "ratios.json"
-    addresses = [f"--ours={served.url}", f"--theirs={served.url}/v1", "--peer=other"]
-    flags = ["--load=one", "--requests=2", "--rounds=2", f"--json={file}"]
-    assert peers.main([*addresses, *flags]) == 0
-    assert "| one | output tokens/s |" in capsys.readouterr().out
-    tree = json.loads(file.read_text())
-    assert [run["server"] for run in tree["runs"]] == ["octavo", "other", "other", "octavo"]
-    assert all(run["summary"]["output_tokens"] == 256 for run in tree["runs"])
-    first, second, third, _ = (run["what"] for run in tree["runs"])
-    assert first == second != third
-    for row in tree["ratios"]:
-        better, worse = row["ours"], row["theirs"]
-        if row["figure"] != "output tokens/s":
-            better, worse = worse, better
-        assert row["ratio"] == pytest.approx(better / worse)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        [],
-        ["--ours=http://127.0.0.1:1"],
-        ["--ours=http://127.0.0.1:1", "--theirs=somewhere"],
-        ["--ours=http://127.0.0.1:1", "--theirs=http://127.0.0.1:1", "--requests=0"],
-    ],
-)
-def test_misuse_of_the_comparison_is_told(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert peers.main(flags) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
