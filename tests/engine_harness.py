@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from octavo.compute.batch import Batch, ByteRows, Draw, Float32Array, Score, StepModel, StepOutput
+from octavo.compute.batch import (
+    Batch,
+    ByteRows,
+    Draw,
+    ElasticBuffers,
+    Float32Array,
+    Score,
+    StepModel,
+    StepOutput,
+)
 from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput, TokenLogprob
 from octavo.core.request import FinishReason, Request, RequestState, Transition
@@ -47,6 +56,9 @@ class RecordingModel:
 
     def kv_pages(self) -> ByteRows:
         return self._model.kv_pages()
+
+    def elastic(self) -> ElasticBuffers | None:
+        return self._model.elastic()
 
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:
         return self._model.logits(batch, wanted)

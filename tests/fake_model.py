@@ -11,7 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.compute.batch import Batch, ByteRows, Draw, Float32Array, Score, StepOutput
+from octavo.compute.batch import (
+    Batch,
+    ByteRows,
+    Draw,
+    ElasticBuffers,
+    Float32Array,
+    Score,
+    StepOutput,
+)
 from octavo.compute.program import KvLayout, Program
 from octavo.core.output import TokenLogprob
 
@@ -41,6 +49,7 @@ class FakeModel:
         self.nan = frozenset(nan)
         self.answers = tuple(answers) or tuple(range(vocabulary_size))
         self.closed = 0
+        self.discards = 0
         self.batches: list[list[int]] = []
         """Tokens computed for each row of each step."""
         self._kv = np.zeros((0, 0), dtype=np.int64)
@@ -53,6 +62,20 @@ class FakeModel:
 
     def kv_pages(self) -> ByteRows:
         return self._kv.view(np.uint8)
+
+    def elastic(self) -> ElasticBuffers:
+        return self
+
+    def discard_kv(self, first: int, count: int) -> int:
+        self._kv[first : first + count] = UNWRITTEN
+        self.discards += 1
+        return count * self.page_bytes(self._kv.shape[1])
+
+    def populate_kv(self, first: int, count: int) -> None:
+        """Contents stay as they are."""
+
+    def discard_workspace(self) -> int:
+        return 0
 
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:
         """Random rows that follow from each prefix."""

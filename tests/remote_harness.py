@@ -40,6 +40,7 @@ from octavo.engine.messages import (
 from octavo.engine.model_executor import ModelExecutor
 from octavo.engine.server import EngineServer, FirstRows, bind_router
 from octavo.engine.supervisor import RestartPolicy, Supervisor
+from octavo.memory.elastic import ElasticMemory
 from octavo.observe.stats import EngineStats
 from octavo.schedule.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
@@ -110,6 +111,7 @@ def serving_loop(
     outbox_limits: OutboxLimits | None = None,
     clock: Clock = monotonic,
     classes: Sequence[ServiceClass] = UNIFORM,
+    idle_release_seconds: float | None = None,
 ) -> Iterator[Loop]:
     """Serve until the block is left; then the loop is drained, and must end."""
     page_tokens, budget = 16, 256
@@ -131,7 +133,13 @@ def serving_loop(
         max_pages_per_row=-(-context_tokens // page_tokens),
         max_batch_tokens=budget,
     )
-    engine = Engine(scheduler, executor)
+    elastic = ElasticMemory(
+        scheduler.cache,
+        model,
+        page_bytes=model.page_bytes(page_tokens),
+        idle_seconds=idle_release_seconds,
+    )
+    engine = Engine(scheduler, executor, elastic=elastic)
     with tempfile.TemporaryDirectory(prefix="octavo-test-") as folder:
         address = f"ipc://{folder}/engine.sock"
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -136,6 +136,10 @@ void bind_model(nb::module_& module) {
       .def("set_program", set_program)
       .def("page_bytes", &Model::page_bytes)
       .def("allocate_kv", &Model::allocate_kv, nb::call_guard<nb::gil_scoped_release>())
+      .def("discard_kv", &Model::discard_kv, nb::call_guard<nb::gil_scoped_release>())
+      .def("populate_kv", &Model::populate_kv, nb::call_guard<nb::gil_scoped_release>())
+      .def("discard_workspace", &Model::discard_workspace,
+           nb::call_guard<nb::gil_scoped_release>())
       .def("logits", logits)
       .def("step", step)
       .def("enable_profile", &Model::enable_profile)

@@ -8,6 +8,11 @@
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels refuse it
 #endif
 
 namespace octavo {
@@ -35,6 +40,14 @@ void* map_aligned(size_t bytes) {
 }
 
 void unmap(void* data, size_t bytes) { munmap(data, bytes); }
+
+size_t system_page_bytes() { return size_t(sysconf(_SC_PAGESIZE)); }
+
+bool drop(void* begin, size_t bytes) { return madvise(begin, bytes, MADV_DONTNEED) == 0; }
+
+bool fault_in(void* begin, size_t bytes) {
+  return madvise(begin, bytes, MADV_POPULATE_WRITE) == 0;
+}
 #else
 void* map_aligned(size_t bytes) {
   void* data = std::aligned_alloc(huge_page_bytes, bytes);
@@ -44,6 +57,12 @@ void* map_aligned(size_t bytes) {
 }
 
 void unmap(void* data, size_t) { std::free(data); }
+
+size_t system_page_bytes() { return 4096; }
+
+bool drop(void*, size_t) { return false; }
+
+bool fault_in(void*, size_t) { return false; }
 #endif
 
 }  // namespace
@@ -67,6 +86,25 @@ HugeBuffer& HugeBuffer::operator=(HugeBuffer&& other) noexcept {
     bytes_ = std::exchange(other.bytes_, 0);
   }
   return *this;
+}
+
+size_t HugeBuffer::discard(size_t offset, size_t bytes) {
+  const size_t page = system_page_bytes(), begin = (offset + page - 1) / page * page;
+  const size_t end = (offset + bytes) / page * page;
+  if (data_ == nullptr || begin >= end) return 0;
+  return drop(static_cast<char*>(data_) + begin, end - begin) ? end - begin : 0;
+}
+
+void HugeBuffer::populate(size_t offset, size_t bytes) {
+  if (data_ == nullptr || bytes == 0) return;
+  const size_t page = system_page_bytes(), begin = offset / page * page;
+  char* first = static_cast<char*>(data_) + begin;
+  const size_t span = offset + bytes - begin;
+  if (fault_in(first, span)) return;
+  // An atomic write of nothing faults a page in and cannot lose what another thread writes.
+  for (size_t at = 0; at < span; at += page) {
+    __atomic_fetch_or(reinterpret_cast<unsigned char*>(first + at), 0, __ATOMIC_RELAXED);
+  }
 }
 
 void HugeBuffer::release() {

@@ -21,6 +21,14 @@ class HugeBuffer {
   // The size asked for, rounded up to 2 MiB.
   size_t bytes() const { return bytes_; }
 
+  // Gives the memory of whole system pages inside [offset, offset + bytes) back to the system: it
+  // reads as zero and costs nothing until it is touched again. The bytes given back; 0 where the
+  // system cannot do it. Nobody may use the range meanwhile.
+  size_t discard(size_t offset, size_t bytes);
+  // Makes the system back [offset, offset + bytes) now instead of at the first touch. Contents stay
+  // as they are, even if others write there at the same time.
+  void populate(size_t offset, size_t bytes);
+
  private:
   void release();
 

@@ -159,6 +159,28 @@ void Model::allocate_kv(int32_t pages, int32_t page_tokens) {
   cache_.pages = pages;
 }
 
+void Model::check_pages(int32_t first, int32_t count) const {
+  require(first >= 0 && count >= 0 && first <= cache_.pages - count, "no such pages");
+}
+
+size_t Model::discard_kv(int32_t first, int32_t count) {
+  const std::lock_guard<std::mutex> between_steps(mutex_);
+  check_pages(first, count);
+  const size_t bytes = cache_.geometry.page_bytes();
+  return kv_memory_.discard(size_t(first) * bytes, size_t(count) * bytes);
+}
+
+void Model::populate_kv(int32_t first, int32_t count) {
+  check_pages(first, count);
+  const size_t bytes = cache_.geometry.page_bytes();
+  kv_memory_.populate(size_t(first) * bytes, size_t(count) * bytes);
+}
+
+size_t Model::discard_workspace() {
+  const std::lock_guard<std::mutex> between_steps(mutex_);
+  return workspace_.discard(0, workspace_.bytes());
+}
+
 // Messages are put together only when something is wrong: this runs for every token of every step.
 void Model::check(const StepInput& input) const {
   require(!program_.empty(), "the model has no program");

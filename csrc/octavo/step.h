@@ -66,6 +66,13 @@ class Model {
 
   size_t page_bytes(int32_t page_tokens) const;
   void allocate_kv(int32_t pages, int32_t page_tokens);
+  // Gives the memory of pages [first, first + count) back to the system; their contents are lost.
+  // The bytes given back.
+  size_t discard_kv(int32_t first, int32_t count);
+  // Backs pages [first, first + count) with memory; may run beside a step.
+  void populate_kv(int32_t first, int32_t count);
+  // Gives the memory of the workspace back to the system until the next step; the bytes.
+  size_t discard_workspace();
 
   // Writes logits [wanted_count, vocabulary].
   void run(const StepInput& input, float* logits);
@@ -85,6 +92,7 @@ class Model {
 
  private:
   void plan_workspace();
+  void check_pages(int32_t first, int32_t count) const;
   void check(const StepInput& input) const;
   void check_row(const StepInput& input, size_t row) const;
   void place_tokens(const StepInput& input);

@@ -46,6 +46,7 @@ class PageCacheMachine(RuleBasedStateMachine):
         self.tables: list[Table] = []
         self.holds: dict[int, tuple[int, ...]] = {}
         self.last_use: dict[int, int] = {}
+        self.released_at: dict[int, int] = {}
         self.clock = 0
 
     def _available(self) -> int:
@@ -87,16 +88,54 @@ class PageCacheMachine(RuleBasedStateMachine):
         free = self.cache.pool.free_count
         cached = list(self.cache.pool.cached_pages())
         slab_pages = self.cache.pool.slab_pages
+        ranks = self._slab_ranks()
         before = {page: self.cache.pool.state[page] for page in range(self.cache.pool.pages)}
         page = self.cache.allocate()
         if free:
             assert before[page] == FREE
-            free_of = Counter(p // slab_pages for p, state in before.items() if state == FREE)
-            assert free_of[page // slab_pages] == min(free_of.values()), "not the fullest slab"
+            assert ranks[page // slab_pages] == min(ranks.values()), "not the fullest slab"
         else:
             assert page == cached[0] == min(cached, key=self.last_use.__getitem__)
         table.extend(page, letter)
         self.holds[page] = tuple(table.letters)
+
+    def _slab_ranks(self) -> dict[int, tuple[int, int]]:
+        """Slabs with free pages, the best first: the fullest, an empty backed one, any other."""
+        pool = self.cache.pool
+        free = Counter(page // pool.slab_pages for page in range(pool.pages) if not pool.refs[page])
+        free -= Counter(page // pool.slab_pages for page in pool.cached_pages())
+        return {
+            slab: (0, count) if count < pool.slab_size(slab) else (2 - pool.backed[slab], 0)
+            for slab, count in free.items()
+        }
+
+    @rule(idle_seconds=st.integers(0, 5))
+    def give_up_idle(self, idle_seconds: int) -> None:
+        """Pages that were cached for too long go, and with them their slabs' memory."""
+        pool = self.cache.pool
+        kept = [
+            page
+            for page in pool.cached_pages()
+            if self.released_at[page] > pool.now_seconds - idle_seconds
+        ]
+        given_up = pool.cached_count - len(kept)
+        assert self.cache.give_up_idle(pool.now_seconds - idle_seconds) == given_up
+        assert list(pool.cached_pages()) == kept
+        for slab in pool.empty_slabs():
+            if pool.empty_since[slab] <= pool.now_seconds - idle_seconds:
+                pool.set_backed(slab, False)
+
+    @rule()
+    def back_ahead(self) -> None:
+        pool = self.cache.pool
+        slab = pool.next_unbacked()
+        if slab is not None:
+            pool.set_backed(slab, True)
+            assert slab in pool.empty_slabs()
+
+    @rule(seconds=st.integers(1, 3))
+    def time_passes(self, seconds: int) -> None:
+        self.cache.pool.now_seconds += seconds
 
     @precondition(lambda self: self.tables)
     @rule(index=st.integers(0))
@@ -128,6 +167,7 @@ class PageCacheMachine(RuleBasedStateMachine):
             self.clock += 1
             if self.cache.pool.state[page] == CACHED:
                 self.last_use[page] = self.clock
+                self.released_at[page] = self.cache.pool.now_seconds
         found = self.cache.look_up(table.keys)
         assert len(found) >= table.published, "a published page was lost at release"
 
@@ -154,6 +194,7 @@ class PageCacheMachine(RuleBasedStateMachine):
         for page in reversed(victim.pages):
             self.clock += 1
             self.last_use[page] = self.clock
+            self.released_at[page] = self.cache.pool.now_seconds
         self.cache.share(shared)
         for page in taken:
             self.cache.take([page])

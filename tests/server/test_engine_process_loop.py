@@ -264,6 +264,24 @@ def test_an_idle_engine_sleeps() -> None:
         assert calls == before
 
 
+def test_an_idle_engine_wakes_once_to_give_its_memory_back() -> None:
+    model = FakeModel(VOCABULARY, 1024, answers=range(300, 500))
+    with (
+        serving_loop(model, idle_release_seconds=0.3) as loop,
+        RawFrontend(loop.address) as frontend,
+    ):
+        prompt = tuple(range(1, 100))
+        frontend.say(Submit((wire_request("a", prompt),)))
+        tokens = frontend.tokens_of("a")
+        frontend.stats(lambda stats: stats.finished == 1 and stats.pages_cached > 0)
+        released = frontend.stats(lambda stats: stats.pages_cached == 0)
+        assert (released.pages_free, released.kv_backed_bytes) == (64, 0)
+        assert model.discards == 1
+        assert loop.engine.seconds_to_rest() is None
+        frontend.say(Submit((wire_request("b", prompt),)))
+        assert frontend.tokens_of("b") == tokens
+
+
 def test_messages_of_several_frames_are_counted_as_bad(loop: Loop) -> None:
     with RawFrontend(loop.address) as frontend:
         frontend.socket.send_multipart([encode(Ping(1)), encode(Ping(2))], zmq.NOBLOCK)

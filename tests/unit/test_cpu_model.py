@@ -194,6 +194,29 @@ def test_slots_never_written_are_never_read(tiny: Loaded, kv_format: str) -> Non
     assert np.array_equal(bits(run_chunks(model, tokens, [40, 35])), bits(clean))
 
 
+def test_memory_that_was_given_back_changes_no_bit(tiny: Loaded) -> None:
+    tokens = prompt(200)
+    model = CpuModel(*tiny, threads=2, max_batch_tokens=256)
+    model.allocate_kv(16, 16)
+    expected = run_chunks(model, tokens, [150, 50])
+    buffers = model.elastic()
+    whole_bytes = 16 * model.page_bytes(16)
+    assert 0 < buffers.discard_kv(0, 16) <= whole_bytes
+    assert not model._native.cache_bytes()[: whole_bytes // 4096 * 4096].any()  # type: ignore[union-attr]
+    assert buffers.discard_workspace() > 0
+    buffers.populate_kv(3, 5)
+    got = run_chunks(model, tokens, [150, 50])
+    assert np.array_equal(bits(got), bits(expected))
+    cached = model._native.cache_bytes().copy()  # type: ignore[union-attr]
+    buffers.populate_kv(0, 16)
+    assert np.array_equal(model._native.cache_bytes(), cached)  # type: ignore[union-attr]
+    for first, count in ((-1, 1), (0, 17), (16, 1), (0, -1)):
+        with pytest.raises(ValueError, match="no such pages"):
+            buffers.discard_kv(first, count)
+        with pytest.raises(ValueError, match="no such pages"):
+            buffers.populate_kv(first, count)
+
+
 def test_a_wider_cache_is_closer_to_an_exact_one(tiny: Loaded) -> None:
     tokens, errors = prompt(80), []
     reference = ReferenceModel(*tiny, kv_format="fp32", dtype=np.float64)

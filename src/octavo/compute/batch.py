@@ -84,6 +84,22 @@ class StepOutput:
     native_seconds: float = 0.0
 
 
+class ElasticBuffers(Protocol):
+    """Buffers whose memory comes and goes; pages are named by their ids."""
+
+    def discard_kv(self, first: int, count: int) -> int:
+        """Give the memory of pages back to the system, between two steps; the bytes."""
+        ...
+
+    def populate_kv(self, first: int, count: int) -> None:
+        """Have memory put behind pages without touching contents; any thread may call."""
+        ...
+
+    def discard_workspace(self) -> int:
+        """Give back what only a running step needs; the bytes."""
+        ...
+
+
 class StepModel(Protocol):
     """A loaded model on one back end, with its KV cache."""
 
@@ -100,6 +116,10 @@ class StepModel(Protocol):
 
     def kv_pages(self) -> ByteRows:
         """The cache as bytes [pages, bytes of a page], not a copy; between two steps only."""
+        ...
+
+    def elastic(self) -> ElasticBuffers | None:
+        """What can give memory back and take it again while the model is loaded."""
         ...
 
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:

@@ -262,6 +262,18 @@ class MemorySettings:
         None, _bytes_or_auto, "bytes", "KV cache in all (auto: from the memory that is free)"
     )
     kv_format: str = _setting("fp16", _choice("fp16", "int8", "fp32"), "", "how K and V are stored")
+    idle_release_seconds: float | None = _setting(
+        300.0,
+        _number(1, 10_000_000, none="off"),
+        "seconds",
+        "memory that was not used for so long goes back to the system (cpu)",
+    )
+    reclaim: str = _setting(
+        "lazy",
+        _choice("lazy", "eager"),
+        "",
+        "pages nobody holds: kept until their memory is wanted, or given back at once",
+    )
     swap_space: int | None = _setting(
         None, _bytes_or_off, "bytes", "disk space for pages that the KV cache has no room for"
     )

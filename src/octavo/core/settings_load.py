@@ -17,6 +17,11 @@ from octavo.core.service_class_settings import check_routes, show_classes, show_
 from octavo.core.settings import SETTING_KINDS, BlockSize, Settings
 from octavo.core.units import format_bytes
 
+_OFF_WITHOUT_VALUE = (
+    "scheduler.max_step_ms",
+    "memory.idle_release_seconds",
+    "memory.swap_space",
+)
 _MAX_FILE_BYTES = 1 << 16
 _PREFIX = "OCTAVO_"
 _SECTIONS = tuple(dict.fromkeys(key.split(".")[0] for key in SETTING_KINDS if "." in key))
@@ -106,7 +111,7 @@ def explain(loaded: LoadedSettings) -> str:
 def show_value(key: str, value: object) -> str:
     """A value as it may be written in any source."""
     if value is None:
-        return "off" if key in ("scheduler.max_step_ms", "memory.swap_space") else "auto"
+        return "off" if key in _OFF_WITHOUT_VALUE else "auto"
     if key == "scheduler.service_classes" and isinstance(value, tuple):
         return show_classes(value)
     if key == "scheduler.routes" and isinstance(value, tuple):

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.core.errors import CapacityError
-
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
-# Version 1 reports "no limit" as a huge number.
-_NO_LIMIT_BYTES = 1 << 60
+from octavo.engine.memory_group import CGROUP_ROOT, group_rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +65,12 @@ def plan_capacity(
     return Capacity(pages, page_tokens, served_tokens, pages * page_bytes, note)
 
 
-def available_memory_bytes(*, proc: Path = Path("/proc"), cgroup_root: Path = _CGROUP_ROOT) -> int:
+def available_memory_bytes(*, proc: Path = Path("/proc"), cgroup_root: Path = CGROUP_ROOT) -> int:
     """Memory this process may still take: the machine's, or its control group's if that is less."""
-    machine = _machine_bytes(proc / "meminfo")
-    group = _cgroup_bytes(proc / "self" / "cgroup", cgroup_root)
-    return machine if group is None else min(machine, group)
+    rooms = group_rooms(proc / "self" / "cgroup", cgroup_root)
+    return min(
+        [_machine_bytes(proc / "meminfo"), *(room.room_bytes for room in rooms if not room.soft)]
+    )
 
 
 def _machine_bytes(meminfo: Path) -> int:
@@ -84,48 +82,3 @@ def _machine_bytes(meminfo: Path) -> int:
         pass
     # Not Linux: there is no portable measure of what is free, so take half of what is there.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _cgroup_bytes(membership: Path, root: Path) -> int | None:
-    """The least room of this process's control group and its ancestors (versions 2 and 1)."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    rooms = []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "":
-            base, limit, used = root, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            base, limit, used = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        folder = base / path.lstrip("/")
-        for level in (folder, *folder.parents):
-            room = _room_bytes(level / limit, level / used)
-            if room is not None:
-                rooms.append(room)
-            if level == base:
-                break
-    return min(rooms, default=None)
-
-
-def _room_bytes(limit: Path, used: Path) -> int | None:
-    try:
-        limit_bytes = int(limit.read_text())
-        if limit_bytes >= _NO_LIMIT_BYTES:
-            return None
-        return max(limit_bytes - int(used.read_text()) + _reclaimable_bytes(limit.parent), 0)
-    except (OSError, ValueError):
-        return None
-
-
-def _reclaimable_bytes(group: Path) -> int:
-    """File cache that the kernel drops before it refuses memory to the group."""
-    for line in (group / "memory.stat").read_text().splitlines():
-        name, _, value = line.partition(" ")
-        if name == "inactive_file":
-            return int(value)
-    return 0

@@ -11,6 +11,7 @@ from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput
 from octavo.core.request import FinishReason, Request
 from octavo.engine.executor import Executor
+from octavo.memory.elastic import ElasticMemory
 from octavo.memory.tiers.swapper import Swapper
 from octavo.observe.metrics import EngineMetrics
 from octavo.schedule.plan import RowResult, StepPlan, StepResult
@@ -36,6 +37,7 @@ class Engine:
         executor: Executor,
         *,
         swapper: Swapper | None = None,
+        elastic: ElasticMemory | None = None,
         metrics: EngineMetrics | None = None,
         clock: Clock = monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -43,6 +45,7 @@ class Engine:
         self.scheduler = scheduler
         self.metrics = metrics or EngineMetrics()
         self.swapper = swapper
+        self.elastic = elastic
         self._executor = executor
         self._clock = clock
         self._sleep = sleep
@@ -82,6 +85,8 @@ class Engine:
             EngineError: there is work but nothing to run, which is a defect of the scheduler.
         """
         started = self._clock()
+        if self.elastic is not None:
+            self.elastic.begin(started)
         self._swap()
         if self._pending is None:
             plan = self.scheduler.plan()
@@ -102,18 +107,32 @@ class Engine:
             self._sleep(min(patience, _LONGEST_SLEEP_SECONDS))
         else:
             self._check_progress(plan)
-        self._measure(plan, result, outputs, self._clock() - started)
+        ended = self._clock()
+        if self.elastic is not None:
+            self.elastic.end(ended)
+        self._measure(plan, result, outputs, ended - started)
         return outputs
 
     def tend(self) -> bool:
         """Do what is put off while there is work; False if there is no more of it."""
         return self.swapper is not None and self.swapper.tend()
 
+    def seconds_to_rest(self) -> float | None:
+        """How long the engine may be left alone without work; None: for ever."""
+        return None if self.elastic is None else self.elastic.seconds_to_rest(self._clock())
+
+    def rest(self) -> bool:
+        """Without work: give memory back that is idle or wanted elsewhere; False if none was."""
+        return self.elastic is not None and self.elastic.rest(self._clock())
+
     def close(self) -> None:
         """Write down what is cached, free weights and cache; safe to call twice."""
         if self.swapper is not None:
             self.swapper.close()
             self.swapper = None
+        if self.elastic is not None:
+            self.elastic.close()
+            self.elastic = None
         self._executor.close()
 
     def _swap(self) -> None:

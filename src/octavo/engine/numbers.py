@@ -34,6 +34,7 @@ class StatsSource:
         if now - self._pss_seconds >= PROPORTIONAL_SECONDS:
             self._pss_bytes, self._pss_seconds = proportional_bytes(), now
         scheduler, metrics = self._engine.scheduler, self._engine.metrics
+        elastic = self._engine.elastic
         counters, pool = scheduler.counters, scheduler.cache.pool
         steps = metrics.step_seconds
         return EngineStats(
@@ -46,6 +47,9 @@ class StatsSource:
             pages_cached=pool.cached_count,
             pages_held=pool.held_count,
             waste_share=scheduler.waste().share,
+            kv_backed_bytes=elastic.backed_bytes if elastic else 0,
+            kv_released_bytes=elastic.released_bytes if elastic else 0,
+            pressure_releases=elastic.pressure_releases if elastic else 0,
             steps=int(metrics.steps.value),
             failed_steps=int(metrics.failed_steps.value),
             computed_tokens=int(metrics.computed_tokens.value),

@@ -14,11 +14,20 @@ from octavo.core.errors import SettingsError
 from octavo.core.fingerprint import fingerprint
 from octavo.core.gguf import GgufFile
 from octavo.core.request import EventSink
-from octavo.core.settings import PAGE_SIZES_TOKENS, SchedulerSettings, Settings, page_tokens
+from octavo.core.settings import (
+    PAGE_SIZES_TOKENS,
+    MemorySettings,
+    SchedulerSettings,
+    Settings,
+    page_tokens,
+)
 from octavo.engine.capacity import Capacity, available_memory_bytes, plan_capacity
 from octavo.engine.engine import Engine
+from octavo.engine.memory_group import GroupPressure
 from octavo.engine.prompts import Limits
 from octavo.engine.swapping import OpenSwapper, open_swapper
+from octavo.memory.cache import PageCache
+from octavo.memory.elastic import ElasticMemory, slab_pages_for
 from octavo.observe.metrics import EngineMetrics
 from octavo.schedule.cost import CostProfile, read_profile
 from octavo.schedule.scheduler import Scheduler
@@ -85,9 +94,10 @@ def open_engine(
         smallest = PAGE_SIZES_TOKENS[0]
         layer_token_bytes = model.page_bytes(smallest) // smallest // program.kv.layers
         tokens = page_tokens(settings.memory.block_size, layer_token_bytes)
+        page_bytes = model.page_bytes(tokens)
         capacity = plan_capacity(
             page_tokens=tokens,
-            page_bytes=model.page_bytes(tokens),
+            page_bytes=page_bytes,
             model_context_tokens=program.context_tokens,
             max_rows=scheduler.max_batch_size,
             available_bytes=available_memory_bytes(),
@@ -103,7 +113,8 @@ def open_engine(
             max_batch_tokens=scheduler.token_budget,
             clock=clock,
         )
-        bits_fingerprint = fingerprint({**opened.facts, "page_tokens": str(tokens)})
+        facts = {**opened.facts, "page_tokens": str(tokens)}
+        bits_fingerprint = fingerprint(facts)
         planner = Scheduler(
             pages=capacity.pages,
             page_tokens=tokens,
@@ -116,15 +127,17 @@ def open_engine(
             emit=emit,
             profile=stored_cost(file.path, scheduler.profile),
             weight_bytes=model.weight_bytes,
+            slab_pages=slab_pages_for(page_bytes),
+            keeps_pages=settings.memory.reclaim == "lazy",
             **_promises(scheduler, bounded_queues=bounded_queues),
         )
-        facts = {**opened.facts, "page_tokens": str(tokens)}
         swap = open_swapper(settings.memory, model, planner, bits_fingerprint, facts, clock=clock)
         if swap.about and swap.swapper is None:
             logger.warning("pages on disk: %s", swap.about)
         engine = Engine(
             planner,
             executor,
+            elastic=_elastic(settings.memory, planner.cache, model, page_bytes),
             swapper=swap.swapper,
             metrics=EngineMetrics(),
             clock=clock,
@@ -160,6 +173,23 @@ def stored_cost(model: Path, profile: str | None) -> CostProfile | None:
     except SettingsError as error:
         logger.warning("step times are learned anew: %s", error)
         return None
+
+
+def _elastic(
+    settings: MemorySettings, cache: PageCache, model: StepModel, page_bytes: int
+) -> ElasticMemory | None:
+    """Who gives the memory of this cache back, if the back end can do that."""
+    backing = model.elastic()
+    if backing is None:
+        return None
+    return ElasticMemory(
+        cache,
+        backing,
+        page_bytes=page_bytes,
+        idle_seconds=settings.idle_release_seconds,
+        is_eager=settings.reclaim == "eager",
+        pressure=GroupPressure(),
+    )
 
 
 def _promises(settings: SchedulerSettings, *, bounded_queues: bool) -> dict[str, Any]:

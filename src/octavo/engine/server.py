@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable
@@ -148,7 +149,10 @@ class EngineServer:
                 if self._engine.has_work:
                     self._step()
                 elif self._tends:
+                    # Before memory is given back: what goes is on disk then.
                     self._tends = self._engine.tend()
+                elif self._engine.rest():
+                    self._stats_due = True
                 self._frontends.flush()
                 self._tell_stats()
                 if self._draining and not self._engine.has_work and not self._frontends.has_mail:
@@ -166,7 +170,11 @@ class EngineServer:
             return 0 if self._engine.has_work else int(MAIL_SECONDS * 1000)
         if self._frontends.has_mail or self._tends:
             return int(MAIL_SECONDS * 1000)
-        return 0 if self._stats_due else None
+        if self._stats_due:
+            return 0
+        seconds = self._engine.seconds_to_rest()
+        # Rounded up, so that it is due when the time has come.
+        return None if seconds is None else math.ceil(seconds * 1000)
 
     def _receive(self) -> None:
         for _ in range(_MAX_MESSAGES_A_STEP):

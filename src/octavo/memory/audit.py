@@ -54,7 +54,7 @@ def _audit_states(
 def _audit_buckets(pool: PagePool) -> list[str]:
     findings = []
     seen: dict[int, int] = {}
-    for bucket in range(pool.slab_pages + 1):
+    for bucket in range(pool.slab_pages + 2):
         anchor = pool.slabs + bucket
         slab = pool.slab_next[anchor]
         filled = slab != anchor
@@ -71,8 +71,16 @@ def _audit_buckets(pool: PagePool) -> list[str]:
     findings.extend(
         f"slab {slab} with {pool.slab_free[slab]} free pages is in bucket {seen.get(slab)}"
         for slab in range(pool.slabs)
-        if seen.get(slab) != pool.slab_free[slab]
+        if seen.get(slab) != pool.bucket_of(slab)
     )
+    findings.extend(
+        f"slab {slab} is in use and not backed"
+        for slab in range(pool.slabs)
+        if pool.slab_free[slab] < pool.slab_size(slab) and not pool.backed[slab]
+    )
+    backed = sum(pool.slab_size(slab) for slab in range(pool.slabs) if pool.backed[slab])
+    if backed != pool.backed_pages:
+        findings.append(f"{backed} pages are backed, counted {pool.backed_pages}")
     return findings
 
 

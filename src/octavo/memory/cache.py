@@ -16,11 +16,15 @@ class PageCache:
     Two rules keep eviction from ever taking a parent before its child: a page table is released
     from its end, and a key is indexed at a held page while anybody holds a page of that key. So the
     keys held by a table are a held prefix, and among cached pages children are always older.
+
+    With `keeps_pages` (lazy reclaim) a page that nobody holds any more stays findable until its
+    memory is wanted; without (eager reclaim) it is forgotten at once.
     """
 
-    def __init__(self, pages: int, *, slab_pages: int = 64):
+    def __init__(self, pages: int, *, slab_pages: int = 64, keeps_pages: bool = True):
         self.pool = PagePool(pages, slab_pages=slab_pages)
         self.index = PrefixIndex(pages)
+        self.keeps_pages = keeps_pages
         self.evicted_pages = 0
 
     def look_up(self, keys: Sequence[bytes]) -> list[int]:
@@ -49,6 +53,25 @@ class PageCache:
             self._evict(page)
             self.pool.discard(page)
 
+    def give_up_idle(self, before_seconds: int) -> int:
+        """Forget cached pages that nobody has used since `before_seconds`; how many."""
+        pool = self.pool
+        before = pool.cached_count
+        while pool.cached_count:
+            page = pool.next[pool.cached_anchor]
+            if pool.idle_since[page] > before_seconds:
+                break
+            self.drop(page)
+        return before - pool.cached_count
+
+    def give_up_oldest(self, pages: int) -> int:
+        """Forget up to `pages` cached pages, least recently used first; how many."""
+        pool = self.pool
+        count = min(pages, pool.cached_count)
+        for _ in range(count):
+            self.drop(pool.next[pool.cached_anchor])
+        return count
+
     def share(self, pages: Sequence[int]) -> None:
         """Add a holder to every one of `pages`, which `look_up` returned."""
         self.pool.share(pages)
@@ -57,10 +80,13 @@ class PageCache:
         """A holder gives up its whole page table; published pages stay findable."""
         refs, index, kept = self.pool.refs, self.index, []
         for page in reversed(table):
-            if refs[page] == 1 and index.give_up(page):
+            keep = refs[page] == 1 and index.give_up(page)
+            if keep and self.keeps_pages:
                 kept.append(page)
-            else:
-                self.pool.release(page)
+                continue
+            if keep:
+                index.forget(page)
+            self.pool.release(page)
         self.pool.keep(kept)
 
     def publish(self, page: int, key: bytes, parent_key: bytes | None) -> bool:

@@ -22,8 +22,13 @@ class PagePool:
     Page ids are 0 … pages - 1. Cached pages form one list, least recently used first. Free pages
     form one list a slab (a run of `slab_pages` pages), and slabs are kept in buckets by the number
     of their free pages, so that allocation fills the fullest slab and leaves whole slabs empty.
-    All lists are circular and intrusive: `prev` and `next` hold page ids, then one anchor for the
-    cached list, then one anchor a slab.
+    Empty slabs have two buckets of their own: first those that are `backed` by memory, latest
+    emptied first, then those that are not; taking a page from a slab backs it. All lists are
+    circular and intrusive: `prev` and `next` hold page ids, then one anchor for the cached list,
+    then one anchor a slab.
+
+    `now_seconds` is set by whoever has the clock; `idle_since` says when the last holder of a
+    cached page left, `empty_since` when the last page of an empty slab became free.
     """
 
     def __init__(self, pages: int, *, slab_pages: int = 64):
@@ -44,6 +49,11 @@ class PagePool:
         self.bucket_mask = 0
         self.free_count = 0
         self.cached_count = 0
+        self.now_seconds = 0
+        self.idle_since = array("i", bytes(4 * pages))
+        self.empty_since = array("i", bytes(4 * self.slabs))
+        self.backed = bytearray(self.slabs)
+        self.backed_pages = 0
         self.rebuild({})
 
     @property
@@ -54,30 +64,43 @@ class PagePool:
     def cached_anchor(self) -> int:
         return self.pages
 
+    @property
+    def backed_free_count(self) -> int:
+        """Free pages that can be written without a page fault."""
+        return self.free_count - (self.pages - self.backed_pages)
+
     def slab_anchor(self, slab: int) -> int:
         return self.pages + 1 + slab
 
+    def slab_size(self, slab: int) -> int:
+        """Pages of a slab; the last one may have fewer."""
+        return min(self.slab_pages, self.pages - slab * self.slab_pages)
+
     def rebuild(self, refs: dict[int, int]) -> None:
-        """Start over: pages in `refs` are held with that count, every other page is free."""
+        """Start over: pages in `refs` are held with that count, every other page is free.
+
+        Which slabs are backed is a fact that stays.
+        """
         self.refs = array("i", bytes(4 * self.pages))
         self.state = bytearray(self.pages)
         anchors = range(self.pages + 1 + self.slabs)
         self.prev = array("i", anchors)
         self.next = array("i", anchors)
         self.slab_free = array("i", bytes(4 * self.slabs))
-        buckets = range(self.slabs + self.slab_pages + 1)
+        buckets = range(self.slabs + self.slab_pages + 2)
         self.slab_prev = array("i", buckets)
         self.slab_next = array("i", buckets)
         self.bucket_mask = 0
         self.free_count = 0
         self.cached_count = 0
         for slab in range(self.slabs):
-            self._insert_slab(slab, 0)
+            self._insert_slab(slab)
         for page in range(self.pages):
             count = refs.get(page, 0)
             self.refs[page] = count
             if count:
                 self.state[page] = HELD
+                self._back(page // self.slab_pages)
             else:
                 self._insert_free(page, self.prev[self.slab_anchor(page // self.slab_pages)])
 
@@ -100,6 +123,35 @@ class PagePool:
     def cached_pages(self) -> Iterator[int]:
         """Cached pages, least recently used first."""
         return self._walk(self.cached_anchor)
+
+    def empty_slabs(self) -> list[int]:
+        """Backed slabs all of whose pages are free, longest empty first."""
+        anchor = self.slabs + self.slab_pages
+        slabs = []
+        slab = self.slab_prev[anchor]
+        while slab != anchor:
+            slabs.append(slab)
+            slab = self.slab_prev[slab]
+        return slabs
+
+    def next_unbacked(self) -> int | None:
+        """The slab that allocation would come to first among those that are not backed."""
+        anchor = self.slabs + self.slab_pages + 1
+        slab = self.slab_next[anchor]
+        return None if slab == anchor else slab
+
+    def set_backed(self, slab: int, backed: bool) -> None:
+        """Note that an empty slab was given memory, or that its memory went away."""
+        if self.slab_free[slab] < self.slab_size(slab):
+            raise ValueError(f"slab {slab} is in use")
+        self._unlink_slab(slab)
+        if backed:
+            self._back(slab)
+            self.empty_since[slab] = self.now_seconds
+        elif self.backed[slab]:
+            self.backed[slab] = False
+            self.backed_pages -= self.slab_size(slab)
+        self._insert_slab(slab)
 
     def allocate(self) -> tuple[int, bool]:
         """Hold the best page; the flag says that it was cached, so its key must be forgotten.
@@ -130,7 +182,7 @@ class PagePool:
         self.cached_count -= len(evicted)
         self.free_count -= len(pages) - len(evicted)
         for slab, count in free.items():
-            self._move_slab(slab, -count)
+            self._change_slab(slab, -count)
         return evicted
 
     def share(self, pages: Sequence[int]) -> None:
@@ -159,6 +211,7 @@ class PagePool:
     def keep(self, pages: Sequence[int]) -> None:
         """Remove the last holder of each page; they are cached, the first least recently used."""
         refs, state, before, following = self.refs, self.state, self.prev, self.next
+        idle_since, now = self.idle_since, self.now_seconds
         anchor = self.pages
         last = before[anchor]
         for page in pages:
@@ -166,6 +219,7 @@ class PagePool:
                 raise ValueError(f"page {page} has {refs[page]} holders and cannot be kept")
             refs[page] = 0
             state[page] = CACHED
+            idle_since[page] = now
             following[last] = page
             before[page] = last
             last = page
@@ -204,23 +258,44 @@ class PagePool:
         self.state[page] = FREE
         self._link(page, after)
         self.free_count += 1
-        self._move_slab(page // self.slab_pages, 1)
+        self._change_slab(page // self.slab_pages, 1)
 
-    def _move_slab(self, slab: int, change: int) -> None:
+    def _change_slab(self, slab: int, change: int) -> None:
+        self._unlink_slab(slab)
+        if change < 0:
+            self._back(slab)
+        else:
+            self.empty_since[slab] = self.now_seconds
+        self.slab_free[slab] += change
+        self._insert_slab(slab)
+
+    def _back(self, slab: int) -> None:
+        if not self.backed[slab]:
+            self.backed[slab] = True
+            self.backed_pages += self.slab_size(slab)
+
+    def bucket_of(self, slab: int) -> int:
+        """Where a slab stands in the order of allocation, by its free pages and its backing."""
+        free_pages = self.slab_free[slab]
+        if free_pages < self.slab_size(slab):
+            return free_pages
+        return self.slab_pages if self.backed[slab] else self.slab_pages + 1
+
+    def _unlink_slab(self, slab: int) -> None:
         before, following = self.slab_prev[slab], self.slab_next[slab]
         self.slab_next[before] = following
         self.slab_prev[following] = before
-        old = self.slab_free[slab]
         if before == following:  # only the anchor is left
-            self.bucket_mask &= ~(1 << old)
-        self._insert_slab(slab, old + change)
+            self.bucket_mask &= ~(1 << (before - self.slabs))
 
-    def _insert_slab(self, slab: int, free_pages: int) -> None:
-        anchor = self.slabs + free_pages
-        last = self.slab_prev[anchor]
-        self.slab_prev[slab] = last
-        self.slab_next[slab] = anchor
-        self.slab_next[last] = slab
-        self.slab_prev[anchor] = slab
-        self.slab_free[slab] = free_pages
-        self.bucket_mask |= 1 << free_pages
+    def _insert_slab(self, slab: int) -> None:
+        bucket = self.bucket_of(slab)
+        anchor = self.slabs + bucket
+        # The latest emptied slab is used first, so that the others can grow old.
+        before = anchor if bucket == self.slab_pages else self.slab_prev[anchor]
+        following = self.slab_next[before]
+        self.slab_prev[slab] = before
+        self.slab_next[slab] = following
+        self.slab_next[before] = slab
+        self.slab_prev[following] = slab
+        self.bucket_mask |= 1 << bucket

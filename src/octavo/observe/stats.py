@@ -63,7 +63,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     clock. `rss_bytes` is resident memory, `pss_bytes` the same with shared pages divided among
     their processes (0 where the system does not tell). `predicted_seconds` is what the steps were
     expected to take, `prediction_error` the usual relative error of late; `row_seconds` sums rows ×
-    time over steps, of `max_rows` possible.
+    time over steps, of `max_rows` possible. `kv_backed_bytes` is the memory behind the KV cache,
+    `kv_released_bytes` what went back to the system, and `pressure_releases` how often that was
+    because the control group ran short.
     """
 
     at_seconds: float
@@ -74,6 +76,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     pages_cached: int
     pages_held: int
     waste_share: float
+    kv_backed_bytes: int
+    kv_released_bytes: int
+    pressure_releases: int
     steps: int
     failed_steps: int
     computed_tokens: int

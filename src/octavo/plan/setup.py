@@ -66,6 +66,7 @@ def build_scheduler(
         batching=chosen.batching,
         static_padding=chosen.static_padding,
         max_wait_seconds=chosen.max_wait_ms / 1000,
+        keeps_pages=settings.memory.reclaim == "lazy",
         profile=cost,
     )
 

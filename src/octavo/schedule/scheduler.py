@@ -41,7 +41,7 @@ class Scheduler:
 
     Without `classes` everybody is alike, and a request may name any class. Without
     `max_step_seconds` steps are bounded in tokens only. `profile` warms the cost model up; without
-    one, the size of the weights gives a first guess.
+    one, the size of the weights gives a first guess. `keeps_pages` is that of `PageCache`.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Scheduler:
         clock: Clock = monotonic,
         emit: EventSink | None = None,
         slab_pages: int = 64,
+        keeps_pages: bool = True,
         classes: Ordered[ServiceClass] = UNIFORM,
         max_step_seconds: float | None = None,
         starvation_seconds: float = 5.0,
@@ -89,7 +90,7 @@ class Scheduler:
         self._emit = emit
         self._ledger = Ledger(
             lanes=[Lane(each, rank) for rank, each in enumerate(check_classes(classes))],
-            cache=PageCache(pages, slab_pages=slab_pages),
+            cache=PageCache(pages, slab_pages=slab_pages, keeps_pages=keeps_pages),
             rows=Rows(max_rows, page_tokens),
             max_rows=max_rows,
             limit_tokens=self._limit_tokens,

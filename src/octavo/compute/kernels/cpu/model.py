@@ -9,7 +9,16 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.compute.batch import Batch, ByteRows, Draw, Float32Array, Int32Array, Score, StepOutput
+from octavo.compute.batch import (
+    Batch,
+    ByteRows,
+    Draw,
+    ElasticBuffers,
+    Float32Array,
+    Int32Array,
+    Score,
+    StepOutput,
+)
 from octavo.compute.kernels.cpu import _native
 from octavo.compute.kernels.cpu.lower import Lowered, lower
 from octavo.compute.kernels.cpu.profile import StepPart, step_parts
@@ -104,6 +113,10 @@ class CpuModel:
     def kv_pages(self) -> ByteRows:
         """The cache as bytes [pages, bytes of a page], not a copy."""
         return self._model().cache_bytes().reshape(self._pages, -1)
+
+    def elastic(self) -> ElasticBuffers:
+        """The buffers of the native model."""
+        return self._model()
 
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:
         """Run a step; return logits [len(wanted), vocabulary] of the batch tokens in `wanted`.

@@ -9,7 +9,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.compute.batch import Batch, ByteRows, Draw, Float32Array, Score, StepOutput
+from octavo.compute.batch import (
+    Batch,
+    ByteRows,
+    Draw,
+    ElasticBuffers,
+    Float32Array,
+    Score,
+    StepOutput,
+)
 from octavo.compute.kernels.reference import operators
 from octavo.compute.kernels.reference.cache import FORMATS, PagedCache, head_bytes
 from octavo.compute.kernels.reference.operators import Floats
@@ -89,6 +97,10 @@ class ReferenceModel:
     def kv_pages(self) -> ByteRows:
         """The cache as bytes [pages, bytes of a page], not a copy."""
         return self._kv().page_bytes()
+
+    def elastic(self) -> ElasticBuffers | None:
+        """None: numpy's arrays stay where they are."""
+        return None
 
     def logits(self, batch: Batch, wanted: Sequence[int]) -> Float32Array:
         """Run a step; return logits [len(wanted), vocabulary] of the batch tokens in `wanted`.
