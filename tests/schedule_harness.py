@@ -132,7 +132,10 @@ class PageModel:
         assert row.tokens[plan.start : end] == list(plan.tokens)
         assert len(plan.tokens) > 0
         assert end <= len(row.table) * page_tokens
-        assert row.is_padded or (len(row.table) - 1) * page_tokens < end
+        if self.scheduler.is_contiguous:
+            assert row.table == list(range(row.table[0], row.table[0] + len(row.table)))
+        else:
+            assert row.is_padded or (len(row.table) - 1) * page_tokens < end
         digest = self._read(row, plan.start)
         scores = []
         for position in range(plan.start, end):

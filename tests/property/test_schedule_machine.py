@@ -32,6 +32,9 @@ SETTINGS = st.fixed_dictionaries(
         "max_chunk_tokens": st.sampled_from([None, 1, 3]),
         "slab_pages": st.sampled_from([1, 4]),
         "max_context": st.sampled_from([8, 20, 60]),
+        "shares_prefixes": st.sampled_from([True, True, False]),
+        "keeps_pages": st.sampled_from([True, True, False]),
+        "is_contiguous": st.sampled_from([False, False, True]),
     }
 )
 EXTRAS = st.fixed_dictionaries(

@@ -117,6 +117,14 @@ def _number(low: float, high: float, *, none: str | None = None) -> Parser:
     return parse
 
 
+def _switch(value: object, name: str) -> bool:
+    """On or off, which YAML reads as a truth value."""
+    word = value.strip() if isinstance(value, str) else value
+    if isinstance(word, bool) or word in ("on", "off"):
+        return word is True or word == "on"
+    raise SettingsError(f"must be on or off, not {shown(value)}", field=name)
+
+
 def _choice(*choices: str) -> Parser:
     def parse(value: object, name: str) -> str:
         if isinstance(value, str) and value.strip() in choices:
@@ -268,6 +276,15 @@ class MemorySettings:
         "seconds",
         "memory that was not used for so long goes back to the system (cpu)",
     )
+    layout: str = _setting(
+        "paged",
+        _choice("paged", "contiguous"),
+        "",
+        "pages as they are needed, or one run reserved for prompt and answer (to compare with)",
+    )
+    prefix_cache: bool = _setting(
+        True, _switch, "", "requests reuse pages of equal beginnings (layout paged)"
+    )
     reclaim: str = _setting(
         "lazy",
         _choice("lazy", "eager"),
@@ -286,6 +303,11 @@ class MemorySettings:
     swap_timeout_ms: float = _setting(
         5000.0, _number(1, 600_000), "milliseconds", "how long a request waits for pages from disk"
     )
+
+    @property
+    def reuses_pages(self) -> bool:
+        """Whether a request can find pages that nobody holds any more."""
+        return self.prefix_cache and self.layout == "paged" and self.reclaim == "lazy"
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,8 @@ def open_engine(
             weight_bytes=model.weight_bytes,
             slab_pages=slab_pages_for(page_bytes),
             keeps_pages=settings.memory.reclaim == "lazy",
+            shares_prefixes=settings.memory.prefix_cache,
+            is_contiguous=settings.memory.layout == "contiguous",
             **_promises(scheduler, bounded_queues=bounded_queues),
         )
         swap = open_swapper(settings.memory, model, planner, bits_fingerprint, facts, clock=clock)

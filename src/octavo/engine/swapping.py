@@ -63,6 +63,8 @@ def open_swapper(
     """
     if settings.swap_space is None:
         return OpenSwapper()
+    if not settings.reuses_pages:
+        return OpenSwapper(about="none: no request finds pages of others with these settings")
     pages = KvPages(model.kv_pages())
     root = swap_folder(settings)
     try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+from octavo.core.errors import CapacityError
 from octavo.memory.cache import PageCache
+from octavo.memory.pool import FREE
 
 
 class PageDraft:
@@ -37,6 +39,31 @@ class PageDraft:
             rank, page = self._next()
             self._taken[page] = rank
             pages.append(page)
+        self.available -= count
+        return pages
+
+    def find_run(self, count: int) -> int | None:
+        """First page of the first run of `count` free pages, None if there is none."""
+        state, wanted = self._cache.pool.state, bytes([FREE]) * count
+        start = state.find(wanted)
+        while start >= 0:
+            taken = [page for page in range(start, start + count) if page in self._taken]
+            if not taken:
+                return start
+            start = state.find(wanted, taken[-1] + 1)
+        return None
+
+    def take_run(self, count: int) -> list[int]:
+        """Take a run that `find_run` finds; a draft takes runs or single pages, not both.
+
+        Raises:
+            CapacityError: there is none.
+        """
+        start = self.find_run(count)
+        if start is None:
+            raise CapacityError(f"no run of {count} pages is free", field="pages")
+        pages = list(range(start, start + count))
+        self._taken.update(dict.fromkeys(pages, 0))
         self.available -= count
         return pages
 

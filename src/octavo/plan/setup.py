@@ -67,6 +67,8 @@ def build_scheduler(
         static_padding=chosen.static_padding,
         max_wait_seconds=chosen.max_wait_ms / 1000,
         keeps_pages=settings.memory.reclaim == "lazy",
+        shares_prefixes=settings.memory.prefix_cache,
+        is_contiguous=settings.memory.layout == "contiguous",
         profile=cost,
     )
 

@@ -72,8 +72,8 @@ class Admissions:
             self.waits.append(PrefixWait(sequence.id, producer.id, sequence.keys[page]))
             self.goes_on = True
             return None
-        tokens = max(sequence.token_count, self.padding_of(sequence))
-        needed = sequence.pages_for(tokens) - len(reused)
+        padding = self.padding_of(sequence)
+        needed = draft.pages_to_start(sequence, padding) - len(reused)
         if not self._may_hold(lane, needed + len(reused)):
             return None
         row = self._free_row()
@@ -84,7 +84,7 @@ class Admissions:
             row = self._free_row()
             # Pages of victims that were found are now as free as any other.
             reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
-            needed = sequence.pages_for(tokens) - len(reused)
+            needed = draft.pages_to_start(sequence, padding) - len(reused)
             if row is None or not self._fits(needed + draft.pages.unheld(reused)):
                 return None
         return row, reused
@@ -163,6 +163,8 @@ class Admissions:
         return self._free_rows[0] if self._free_rows else None
 
     def _fits(self, pages: int) -> bool:
+        if self._draft.is_contiguous:
+            return self._draft.pages.find_run(pages) is not None
         if self._running <= 0:
             return True
         wanted = pages + self._outstanding_pages() + self._running + self._watermark
@@ -171,7 +173,9 @@ class Admissions:
     def _make_room(self, sequence: Sequence, pages: int) -> bool:
         """Preempt for a waiting sequence, if that can be enough."""
         draft, lane = self._draft, sequence.lane
-        if lane.pages + self._granted.get(lane, 0) + pages > draft.kv_limit(lane):
+        # What a victim leaves in a contiguous layout need not be where a run is wanted.
+        wanted = lane.pages + self._granted.get(lane, 0) + pages
+        if draft.is_contiguous or wanted > draft.kv_limit(lane):
             return False
         fits_row = self._free_row() is not None
         lanes = self._victim_lanes(lane, fits_row)

@@ -226,7 +226,7 @@ class Ledger:
         """Make the pages that have become full findable, and wake those who wait for them."""
         full = sequence.computed // sequence.page_tokens
         first = sequence.published_pages
-        if full == first:
+        if full == first or sequence.root is None:
             return
         sequence.extend_keys()
         for page in range(first, full):

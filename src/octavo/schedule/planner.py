@@ -27,13 +27,17 @@ _INFINITE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Bounds of one step: tokens over all rows, rows, tokens of one prefill chunk, seconds."""
+    """Bounds of one step: tokens over all rows, rows, tokens of one prefill chunk, seconds.
+
+    `is_contiguous`: an admission reserves one run of pages for the whole answer.
+    """
 
     token_budget: int
     max_rows: int
     max_chunk_tokens: int
     max_step_seconds: float | None = None
     starvation_seconds: float = 5.0
+    is_contiguous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,9 @@ class Planner:
         self._budget = limits.token_budget
         self.shape = StepShape()
         self._rows = view.rows
-        self.draft = StepDraft(view.lanes, view.cache, view.rows, number)
+        self.draft = StepDraft(
+            view.lanes, view.cache, view.rows, number, is_contiguous=limits.is_contiguous
+        )
         self._admissions = Admissions(
             view.lanes,
             self.draft,

@@ -41,7 +41,10 @@ class Scheduler:
 
     Without `classes` everybody is alike, and a request may name any class. Without
     `max_step_seconds` steps are bounded in tokens only. `profile` warms the cost model up; without
-    one, the size of the weights gives a first guess. `keeps_pages` is that of `PageCache`.
+    one, the size of the weights gives a first guess. `keeps_pages` is that of `PageCache`. Without
+    `shares_prefixes` no request reuses a page of another. `is_contiguous` reserves, to compare
+    with, one run of pages for prompt and answer at each admission; then nothing is shared and
+    nobody is preempted for pages.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class Scheduler:
         emit: EventSink | None = None,
         slab_pages: int = 64,
         keeps_pages: bool = True,
+        shares_prefixes: bool = True,
+        is_contiguous: bool = False,
         classes: Ordered[ServiceClass] = UNIFORM,
         max_step_seconds: float | None = None,
         starvation_seconds: float = 5.0,
@@ -79,13 +84,15 @@ class Scheduler:
                 raise SettingsError(f"must be at least 1, not {value}", field=name)
         self.page_tokens = page_tokens
         self.max_context = max_context
+        self.is_contiguous = is_contiguous
         self._start_cost = partial(CostModel, profile, weight_bytes=weight_bytes)
         self.cost = self._start_cost()
         self._limits = StepLimits(
-            token_budget, max_rows, chunk, max_step_seconds, starvation_seconds
+            token_budget, max_rows, chunk, max_step_seconds, starvation_seconds, is_contiguous
         )
         self._limit_tokens = min(max_context, pages * page_tokens)
-        self._fingerprint = fingerprint
+        shares = shares_prefixes and not is_contiguous
+        self._fingerprint = fingerprint if shares else None
         self._clock = clock
         self._emit = emit
         self._ledger = Ledger(

@@ -83,7 +83,7 @@ class Sequence:
         request: Request,
         order: int,
         page_tokens: int,
-        fingerprint: bytes,
+        fingerprint: bytes | None,
         lane: Lane,
         rows: Rows,
         *,
@@ -122,7 +122,7 @@ class Sequence:
         wants_scores = request.params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_scores else None
         self.scored = 1 if wants_scores else self.prompt_tokens
-        self.root = root_key(fingerprint, request.cache_salt)
+        self.root = None if fingerprint is None else root_key(fingerprint, request.cache_salt)
         self.keys: list[bytes] = []
         self.extend_keys()
 
@@ -230,7 +230,9 @@ class Sequence:
         return -(-tokens // self.page_tokens)
 
     def extend_keys(self) -> None:
-        """Compute the keys of pages that have become full."""
+        """Compute the keys of pages that have become full, if pages are shared."""
+        if self.root is None:
+            return
         if self.token_count >= (len(self.keys) + 1) * self.page_tokens:
             extend_keys(self.keys, self.root, self.tokens, self.page_tokens)
 

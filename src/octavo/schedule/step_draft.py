@@ -52,11 +52,20 @@ class Chunk:
 class StepDraft:
     """Pages, rows and victims of one step; nothing it reads is changed."""
 
-    def __init__(self, lanes: Ordered[Lane], cache: PageCache, rows: Rows, number: int):
+    def __init__(
+        self,
+        lanes: Ordered[Lane],
+        cache: PageCache,
+        rows: Rows,
+        number: int,
+        *,
+        is_contiguous: bool = False,
+    ):
         self.pages = PageDraft(cache)
         self.chunks: dict[int, Chunk] = {}
         self.victims: dict[int, tuple[Sequence, str]] = {}
         self.is_short_of_pages = False
+        self.is_contiguous = is_contiguous
         self._lanes = lanes
         self._rows = rows
         self._number = number
@@ -71,6 +80,11 @@ class StepDraft:
 
     def kv_limit(self, lane: Lane) -> float:
         return lane.service.kv_share * self._total_pages
+
+    def pages_to_start(self, sequence: Sequence, padding: int) -> int:
+        """Pages of an admission: for the tokens there are, or a run for the whole answer."""
+        tokens = sequence.end_tokens if self.is_contiguous else sequence.token_count
+        return sequence.pages_for(max(tokens, padding))
 
     def is_over(self, lane: Lane) -> bool:
         return lane.pages > self.kv_limit(lane)
@@ -103,6 +117,8 @@ class StepDraft:
         self.pages.share(reused)
         start = len(reused) * sequence.page_tokens
         chunk = Chunk(sequence, row, start, 0, 0, [], reused, is_admission=True, padding=padding)
+        if self.is_contiguous:
+            chunk.taken = self.pages.take_run(self.pages_to_start(sequence, padding))
         self.extend(chunk, count)
         self.chunks[sequence.order] = chunk
         return chunk
@@ -116,7 +132,8 @@ class StepDraft:
             count, chunk.rest, tables * page_tokens - end + self.pages.available * page_tokens
         )
         missing = chunk.sequence.pages_for(end + added) - tables
-        chunk.taken += self.pages.take(missing)
+        # Padding may have been longer than what follows it, and a run holds the whole answer.
+        chunk.taken += self.pages.take(max(missing, 0))
         chunk.count += added
         return added
 
