@@ -79,8 +79,9 @@ def test_answers_are_those_of_the_engine_in_process(
             assert facts is not None
             assert facts == supervisor.facts
             assert facts.process_id == supervisor.process_id
-            assert facts.kv_bytes <= 4 << 20
-            assert facts.weight_bytes > 0
+            assert facts.memory_bytes["kv_cache"] <= 4 << 20
+            assert facts.memory_bytes["weights"] > 0
+            assert sum(facts.memory_bytes.values()) <= facts.memory_ceiling_bytes
             assert (facts.threads, facts.backend) == (1, "cpu")
             assert set(facts.phase_seconds) == {"interpreter", "weights", "cache", "warm-up"}
             await until(lambda: client.stats is not None and client.stats.frontends == 2)

@@ -84,7 +84,7 @@ def test_settings_page_lists_every_setting_with_its_default() -> None:
         key: str(kind.default) if key.endswith("_bytes") else show_value(key, kind.default)
         for key, kind in SETTING_KINDS.items()
     }
-    defaults["memory.kv_bytes"] = "auto"
+    defaults |= {"memory.kv_bytes": "auto", "memory.total_bytes": "auto"}
     assert rows == defaults
 
 

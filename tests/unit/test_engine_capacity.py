@@ -8,6 +8,7 @@ import pytest
 
 from octavo.core.errors import CapacityError
 from octavo.engine.capacity import available_memory_bytes, plan_capacity
+from octavo.engine.memory_ledger import FixedMemory, pages_within
 
 SHAPE = {"page_tokens": 32, "page_bytes": 1000, "model_context_tokens": 320, "max_rows": 4}
 
@@ -79,3 +80,52 @@ def test_version_1_group(tmp_path: Path) -> None:
     group(tmp_path / "cgroup" / "memory" / "x", "7000", 1000, 0, version=1)
     group(tmp_path / "cgroup" / "memory", str(2**63 - 4096), 1000, 0, version=1)
     assert available_memory_bytes(proc=proc, cgroup_root=tmp_path / "cgroup") == 6000
+
+
+FIXED = FixedMemory(
+    process_bytes=10 << 20,
+    weight_bytes=50 << 20,
+    workspace_bytes=5 << 20,
+    table_bytes=1 << 20,
+    staged_bytes=0,
+)
+
+
+def test_every_part_is_in_the_ledger_and_under_the_ceiling() -> None:
+    available_bytes = 100 << 20
+    ceiling_bytes = FIXED.ceiling(available_bytes, None)
+    assert ceiling_bytes == 160 << 20
+    room = pages_within(FIXED.room_for_pages(ceiling_bytes), 1 << 20)
+    capacity = plan_capacity(
+        page_tokens=32,
+        page_bytes=1 << 20,
+        model_context_tokens=32 * 1000,
+        max_rows=4,
+        available_bytes=available_bytes,
+        ceiling_bytes=room,
+        kv_bytes=room,
+    )
+    ledger = FIXED.ledger(
+        pages=capacity.pages, kv_bytes=capacity.kv_bytes, ceiling_bytes=ceiling_bytes
+    )
+    assert ledger.parts["kv_cache"] == room
+    assert (154 << 20) < ledger.total_bytes <= ledger.ceiling_bytes
+    assert set(ledger.parts) >= {"process", "weights", "workspace", "messages", "page_index"}
+
+
+def test_a_ceiling_lowers_the_cache_and_refuses_what_is_above_it() -> None:
+    ceiling_bytes = FIXED.ceiling(1 << 40, 120 << 20)
+    room = pages_within(FIXED.room_for_pages(ceiling_bytes), 1000)
+    shape = {**SHAPE, "max_rows": 1 << 20, "available_bytes": 1 << 40, "ceiling_bytes": room}
+    assert plan_capacity(**shape).kv_bytes == room
+    with pytest.raises(CapacityError, match=f"give at most {room} bytes"):
+        plan_capacity(**shape, kv_bytes=room + 1)
+
+
+def test_a_ceiling_below_what_is_needed_anyway_is_refused() -> None:
+    with pytest.raises(CapacityError, match=r"memory.total_bytes: 64MB are not enough"):
+        FIXED.ceiling(1 << 40, 64 << 20)
+
+
+def test_a_ceiling_above_the_system_is_that_of_the_system() -> None:
+    assert FIXED.ceiling(100 << 20, 1 << 40) == 160 << 20

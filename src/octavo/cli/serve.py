@@ -79,21 +79,12 @@ def startup_table(facts: EngineFacts, url: str) -> str:
     context = f"{facts.context_tokens} tokens"
     if facts.context_tokens < facts.model_context_tokens:
         context += f" of the model's {facts.model_context_tokens}"
-    whole_bytes = facts.weight_bytes + facts.workspace_bytes + facts.kv_bytes
-    whole_bytes += facts.swap_staged_bytes
     seconds = ", ".join(f"{name} {value:.2f}" for name, value in facts.phase_seconds.items())
     rows = [
         ("model", f"{facts.model_name} ({facts.architecture}, {facts.model_path})"),
         ("context", context),
-        ("weights", _megabytes(facts.weight_bytes)),
-        ("workspace", _megabytes(facts.workspace_bytes)),
-        (
-            "KV cache",
-            f"{_megabytes(facts.kv_bytes)}: {facts.pages} pages of {facts.page_tokens} tokens, "
-            f"{facts.kv_format}",
-        ),
-        *([("disk", _disk(facts))] if facts.swap else []),
-        ("in all", _megabytes(whole_bytes)),
+        *_memory_rows(facts),
+        *([("disk", facts.swap)] if facts.swap else []),
         ("kernels", f"{facts.backend}, {facts.tier}, activations {facts.activations}"),
         ("threads", f"{facts.threads} ({facts.threads_reason})"),
         ("a step", f"at most {facts.max_rows} requests, {facts.token_budget} tokens"),
@@ -106,9 +97,17 @@ def startup_table(facts: EngineFacts, url: str) -> str:
     return "\n".join(lines)
 
 
-def _disk(facts: EngineFacts) -> str:
-    staged = f"; {_megabytes(facts.swap_staged_bytes)} of memory for pages on their way"
-    return f"{facts.swap}{staged if facts.swap_staged_bytes else ''}"
+def _memory_rows(facts: EngineFacts) -> list[tuple[str, str]]:
+    """The most that each part may hold, and the sum under its ceiling."""
+    rows = []
+    for part, size_bytes in facts.memory_bytes.items():
+        name, text = part.replace("_", " "), _megabytes(size_bytes)
+        if part == "kv_cache":
+            name = "KV cache"
+            text += f": {facts.pages} pages of {facts.page_tokens} tokens, {facts.kv_format}"
+        rows.append((name, text))
+    whole = _megabytes(sum(facts.memory_bytes.values()))
+    return [*rows, ("in all", f"{whole} of at most {_megabytes(facts.memory_ceiling_bytes)}")]
 
 
 def _megabytes(size_bytes: int) -> str:

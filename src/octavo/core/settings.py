@@ -117,14 +117,6 @@ def _number(low: float, high: float, *, none: str | None = None) -> Parser:
     return parse
 
 
-def _switch(value: object, name: str) -> bool:
-    """On or off, which YAML reads as a truth value."""
-    word = value.strip() if isinstance(value, str) else value
-    if isinstance(word, bool) or word in ("on", "off"):
-        return word is True or word == "on"
-    raise SettingsError(f"must be on or off, not {shown(value)}", field=name)
-
-
 def _choice(*choices: str) -> Parser:
     def parse(value: object, name: str) -> str:
         if isinstance(value, str) and value.strip() in choices:
@@ -268,6 +260,9 @@ class MemorySettings:
     )
     kv_bytes: int | None = _setting(
         None, _bytes_or_auto, "bytes", "KV cache in all (auto: from the memory that is free)"
+    )
+    total_bytes: int | None = _setting(
+        None, _bytes_or_auto, "bytes", "all that the engine holds (auto: what the system has)"
     )
     kv_format: str = _setting("fp16", _choice("fp16", "int8", "fp32"), "", "how K and V are stored")
     idle_release_seconds: float | None = _setting(

@@ -28,24 +28,28 @@ def plan_capacity(
     model_context_tokens: int,
     max_rows: int,
     available_bytes: int,
+    ceiling_bytes: int | None = None,
     kv_bytes: int | None = None,
 ) -> Capacity:
     """Divide memory into pages.
 
     Without `kv_bytes`: half of the available memory, but no more than `max_rows` full contexts.
+    `ceiling_bytes` is what everything else leaves for pages; the cache never takes more.
     The served context is lowered to what the pages hold, so that a request within it never fails.
 
     Raises:
-        CapacityError: `kv_bytes` is more than there is, or does not hold one page.
+        CapacityError: `kv_bytes` is more than there is or the ceiling leaves, or does not hold one
+            page.
     """
-    if kv_bytes is not None and kv_bytes > available_bytes:
+    most_bytes = available_bytes if ceiling_bytes is None else min(available_bytes, ceiling_bytes)
+    if kv_bytes is not None and kv_bytes > most_bytes:
         raise CapacityError(
-            f"a KV cache of {kv_bytes} bytes is more than the {available_bytes} bytes available",
+            f"a KV cache of {kv_bytes} bytes is more than the {most_bytes} bytes available",
             field="memory.kv_bytes",
-            remedy="give less, or auto",
+            remedy=f"give at most {most_bytes} bytes, or auto",
         )
     row_pages = -(-model_context_tokens // page_tokens)
-    budget_bytes = available_bytes // 2 if kv_bytes is None else kv_bytes
+    budget_bytes = min(available_bytes // 2, most_bytes) if kv_bytes is None else kv_bytes
     pages = budget_bytes // page_bytes
     if kv_bytes is None:
         pages = min(pages, max_rows * row_pages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import EngineError
@@ -46,6 +46,8 @@ class Engine:
         self.metrics = metrics or EngineMetrics()
         self.swapper = swapper
         self.elastic = elastic
+        self.memory_bytes: Mapping[str, int] = {}
+        """The most that each part of the engine may hold, as `MemoryLedger` names them."""
         self._executor = executor
         self._clock = clock
         self._sleep = sleep

@@ -59,10 +59,10 @@ ToEngine = Hello | Submit | Cancel | Finish | Ping | Drain
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What one running engine is, fixed from its start on.
 
+    `memory_bytes` is the most that each part of it may hold, within the ceiling.
     `phase_seconds` are the parts of its start-up in order. `note` says why less than the model's
     context is served, if so. `bits_fingerprint` is hexadecimal: engines with the same one compute
-    the same bits. `swap` says what lies below the KV cache, or why nothing does,
-    `swap_staged_bytes` is the most memory of pages on their way to it and back.
+    the same bits. `swap` says what lies below the KV cache, or why nothing does.
     """
 
     model_path: str
@@ -75,9 +75,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     pages: int
     max_rows: int
     token_budget: int
-    weight_bytes: int
-    workspace_bytes: int
-    kv_bytes: int
+    memory_bytes: dict[str, int]
+    memory_ceiling_bytes: int
     backend: str
     tier: str
     threads: int
@@ -89,7 +88,6 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     phase_seconds: dict[str, float]
     note: str | None = None
     swap: str | None = None
-    swap_staged_bytes: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -70,6 +70,7 @@ class StatsSource:
             frontends=frontends,
             dropped_frontends=dropped_frontends,
             bad_messages=bad_messages,
+            memory_bytes=dict(self._engine.memory_bytes),
             rss_bytes=resident_bytes(),
             pss_bytes=self._pss_bytes,
             classes=self._classes(),

@@ -24,11 +24,13 @@ from octavo.core.settings import (
 from octavo.engine.capacity import Capacity, available_memory_bytes, plan_capacity
 from octavo.engine.engine import Engine
 from octavo.engine.memory_group import GroupPressure
+from octavo.engine.memory_ledger import FixedMemory, MemoryLedger, pages_within
 from octavo.engine.prompts import Limits
-from octavo.engine.swapping import OpenSwapper, open_swapper
+from octavo.engine.swapping import OpenSwapper, open_swapper, staged_bytes
 from octavo.memory.cache import PageCache
 from octavo.memory.elastic import ElasticMemory, slab_pages_for
 from octavo.observe.metrics import EngineMetrics
+from octavo.observe.process_memory import proportional_bytes
 from octavo.schedule.cost import CostProfile, read_profile
 from octavo.schedule.scheduler import Scheduler
 
@@ -43,7 +45,7 @@ class OpenEngine:
     """An engine that is ready to run, and what it was made of.
 
     `bits_facts` decide the bits of its KV cache, `bits_fingerprint` sums them up. `phase_seconds`
-    are the parts of the opening in order.
+    are the parts of the opening in order, `ledger` says what it may take in memory.
     """
 
     engine: Engine
@@ -53,6 +55,7 @@ class OpenEngine:
     bits_facts: Mapping[str, str]
     bits_fingerprint: bytes
     phase_seconds: Mapping[str, float]
+    ledger: MemoryLedger
     swap: OpenSwapper
 
 
@@ -78,6 +81,7 @@ def open_engine(
     from octavo.engine.model_executor import ModelExecutor
 
     started = clock()
+    process_bytes = proportional_bytes()
     scheduler, compute = settings.scheduler, settings.compute
     options = ComputeOptions(
         backend=compute.backend,
@@ -95,12 +99,23 @@ def open_engine(
         layer_token_bytes = model.page_bytes(smallest) // smallest // program.kv.layers
         tokens = page_tokens(settings.memory.block_size, layer_token_bytes)
         page_bytes = model.page_bytes(tokens)
+        fixed = FixedMemory(
+            process_bytes=process_bytes,
+            weight_bytes=model.weight_bytes,
+            workspace_bytes=getattr(model, "workspace_bytes", 0),
+            # Executor and gathered step: two tables of page ids.
+            table_bytes=8 * scheduler.max_batch_size * -(-program.context_tokens // tokens),
+            staged_bytes=staged_bytes(settings.memory, page_bytes),
+        )
+        available_bytes = available_memory_bytes()
+        ceiling_bytes = fixed.ceiling(available_bytes, settings.memory.total_bytes)
         capacity = plan_capacity(
             page_tokens=tokens,
             page_bytes=page_bytes,
+            ceiling_bytes=pages_within(fixed.room_for_pages(ceiling_bytes), page_bytes),
             model_context_tokens=program.context_tokens,
             max_rows=scheduler.max_batch_size,
-            available_bytes=available_memory_bytes(),
+            available_bytes=available_bytes,
             kv_bytes=settings.memory.kv_bytes,
         )
         if capacity.note:
@@ -144,6 +159,10 @@ def open_engine(
             metrics=EngineMetrics(),
             clock=clock,
         )
+        ledger = fixed.ledger(
+            pages=capacity.pages, kv_bytes=capacity.kv_bytes, ceiling_bytes=ceiling_bytes
+        )
+        engine.memory_bytes = ledger.parts
     except BaseException:
         model.close()
         raise
@@ -155,6 +174,7 @@ def open_engine(
         bits_facts=opened.facts,
         bits_fingerprint=bits_fingerprint,
         swap=swap,
+        ledger=ledger,
         phase_seconds={"weights": loaded - started, "cache": clock() - loaded},
     )
 

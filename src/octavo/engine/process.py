@@ -149,9 +149,8 @@ def _facts(
         pages=capacity.pages,
         max_rows=settings.scheduler.max_batch_size,
         token_budget=settings.scheduler.token_budget,
-        weight_bytes=model.weight_bytes,
-        workspace_bytes=getattr(model, "workspace_bytes", 0),
-        kv_bytes=capacity.kv_bytes,
+        memory_bytes=dict(opened.ledger.parts),
+        memory_ceiling_bytes=opened.ledger.ceiling_bytes,
         backend=opened.bits_facts["backend"],
         tier=opened.bits_facts["tier"],
         threads=getattr(model, "threads", 1),
@@ -167,7 +166,6 @@ def _facts(
         },
         note=capacity.note,
         swap=opened.swap.about,
-        swap_staged_bytes=opened.swap.staged_bytes,
     )
 
 

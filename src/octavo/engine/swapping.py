@@ -28,20 +28,23 @@ _DRAIN_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class OpenSwapper:
-    """A swapper, if there is one, and in words what lies below the KV cache, or why nothing does.
-
-    `staged_bytes` is the most memory of pages on their way, in both directions.
-    """
+    """A swapper, if there is one, and in words what lies below the KV cache, or why none."""
 
     swapper: Swapper | None = None
     about: str | None = None
-    staged_bytes: int = 0
 
 
 def swap_folder(settings: MemorySettings) -> Path:
     """Where the folders of all fingerprints lie."""
     chosen = settings.swap_dir
     return octavo_home() / "kv" if chosen is None else Path(chosen).expanduser()
+
+
+def staged_bytes(settings: MemorySettings, page_bytes: int) -> int:
+    """The most memory of pages on their way to the disk and back."""
+    if settings.swap_space is None or not settings.reuses_pages:
+        return 0
+    return 2 * _staged_pages(page_bytes) * page_bytes
 
 
 def open_swapper(
@@ -77,8 +80,9 @@ def open_swapper(
         )
     except FolderInUse:
         return OpenSwapper(about=f"none: another process uses the pages in {root}")
-    staged_pages = max(_STAGED_BYTES // pages.page_bytes, 2)
-    mover = PageMover(tier, pages.page_bytes, staged_pages=staged_pages, clock=clock)
+    mover = PageMover(
+        tier, pages.page_bytes, staged_pages=_staged_pages(pages.page_bytes), clock=clock
+    )
     swapper = Swapper(
         scheduler.cache,
         pages,
@@ -97,4 +101,9 @@ def open_swapper(
         f"{format_bytes(settings.swap_space)} in {root}: "
         f"{capacity.pages} of at most {capacity.most_pages} pages kept from before"
     )
-    return OpenSwapper(swapper, about, 2 * staged_pages * pages.page_bytes)
+    return OpenSwapper(swapper, about)
+
+
+def _staged_pages(page_bytes: int) -> int:
+    """Pages that may be on their way in each direction."""
+    return max(_STAGED_BYTES // page_bytes, 2)

@@ -178,6 +178,14 @@ class ServingMetrics(CallObserver):
         for state in ("free", "cached", "held"):
             pages.add_metric([self._model, state], getattr(stats, f"pages_{state}"))
         yield pages
+        memory = GaugeMetricFamily(
+            "octavo_memory_bytes",
+            "The most that a part of the engine may hold",
+            labels=["model_name", "part"],
+        )
+        for part, size_bytes in stats.memory_bytes.items():
+            memory.add_metric([self._model, part], size_bytes)
+        yield memory
         yield from self._class_families(stats.classes)
         for name, about in _ENGINE_GAUGES.items():
             yield self._one(GaugeMetricFamily, f"octavo_{name}", about, getattr(stats, name))

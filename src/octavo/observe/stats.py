@@ -58,6 +58,7 @@ class SwapStats(msgspec.Struct, frozen=True, kw_only=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """An engine's numbers between two steps; counts grow from its start on.
 
+    `memory_bytes` is the most that each part of the engine may hold.
     `ping` is the number of the ping that asked, None if nobody did. `at_seconds` and
     `last_step_seconds` (end of the last step, None before the first) are on the machine's monotonic
     clock. `rss_bytes` is resident memory, `pss_bytes` the same with shared pages divided among
@@ -99,6 +100,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     frontends: int
     dropped_frontends: int
     bad_messages: int
+    memory_bytes: dict[str, int]
     rss_bytes: int
     pss_bytes: int
     classes: tuple[ClassStats, ...] = ()

@@ -1,0 +1,1 @@
+"""What paging, sharing, lazy reclaim and elastic memory bring, measured against their absence."""
