@@ -9,6 +9,9 @@ from enum import Enum
 from octavo.core.ids import RequestId
 from octavo.core.sampling import SamplingParams
 
+ANONYMOUS = "anonymous"
+"""The tenant of all who do not say who they are."""
+
 
 class RequestState(Enum):
     """Where a request stands; legal moves are in `LEGAL_MOVES`."""
@@ -76,7 +79,7 @@ class Request:
     arrival_seconds: float = 0.0
     service_class: str = "standard"
     cache_salt: bytes = b""
-    tenant: str = "anonymous"
+    tenant: str = ANONYMOUS
     on_miss: str | None = None
 
 

@@ -280,6 +280,9 @@ class MemorySettings:
     prefix_cache: bool = _setting(
         True, _switch, "", "requests reuse pages of equal beginnings (layout paged)"
     )
+    tenant_salts: bool = _setting(
+        True, _switch, "", "callers with different keys never share pages, so none can probe others"
+    )
     reclaim: str = _setting(
         "lazy",
         _choice("lazy", "eager"),

@@ -145,6 +145,7 @@ def open_engine(
             slab_pages=slab_pages_for(page_bytes),
             keeps_pages=settings.memory.reclaim == "lazy",
             shares_prefixes=settings.memory.prefix_cache,
+            separates_tenants=settings.memory.tenant_salts,
             is_contiguous=settings.memory.layout == "contiguous",
             **_promises(scheduler, bounded_queues=bounded_queues),
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.errors import InvalidRequest, PromptTooLong
 from octavo.core.ids import RequestId
-from octavo.core.request import Request
+from octavo.core.request import ANONYMOUS, Request
 from octavo.core.sampling import SamplingParams
 from octavo.core.seeds import derive_seed
 from octavo.core.shown import shown
@@ -104,7 +104,7 @@ def requests_of(
     arrival_seconds: float,
     service_class: str = "standard",
     cache_salt: bytes = b"",
-    tenant: str = "anonymous",
+    tenant: str = ANONYMOUS,
     on_miss: str | None = None,
 ) -> list[Request]:
     """One request a choice; choice i draws from a stream of its own, the first from `seed`'s.

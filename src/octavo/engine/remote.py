@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import EngineError, OctavoError, Overloaded
 from octavo.core.ids import RequestId
-from octavo.core.request import FinishReason
+from octavo.core.request import ANONYMOUS, FinishReason
 from octavo.core.sampling import SamplingParams
 from octavo.core.service_classes import ServiceClass
 from octavo.engine.calls import QUEUE_LIMIT, WHOLE_LIMIT, AsyncCall
@@ -172,7 +172,7 @@ class AsyncEngineClient:
         queue_timeout_seconds: float | None = None,
         arrival_seconds: float | None = None,
         cache_salt: bytes = b"",
-        tenant: str = "anonymous",
+        tenant: str = ANONYMOUS,
         on_miss: str | None = None,
     ) -> AsyncCall:
         """Hand a checked call to the engine; returns at once.

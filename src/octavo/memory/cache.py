@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from octavo.memory.audit import audit_index, audit_pool
+from octavo.memory.misses import MissHistory
 from octavo.memory.pool import CACHED, PagePool
 from octavo.memory.prefix import NONE, PrefixIndex
 
@@ -25,6 +26,7 @@ class PageCache:
         self.pool = PagePool(pages, slab_pages=slab_pages)
         self.index = PrefixIndex(pages)
         self.keeps_pages = keeps_pages
+        self.misses = MissHistory()
         self.evicted_pages = 0
 
     def look_up(self, keys: Sequence[bytes]) -> list[int]:
@@ -85,7 +87,7 @@ class PageCache:
                 kept.append(page)
                 continue
             if keep:
-                index.forget(page)
+                self.misses.give_up(index.forget(page))
             self.pool.release(page)
         self.pool.keep(kept)
 
@@ -119,5 +121,5 @@ class PageCache:
         self.index = PrefixIndex(self.pool.pages)
 
     def _evict(self, page: int) -> None:
-        self.index.forget(page)
+        self.misses.give_up(self.index.forget(page))
         self.evicted_pages += 1

@@ -128,14 +128,16 @@ class PrefixIndex:
             del self.twins[identity]
         return False
 
-    def forget(self, page: int) -> None:
-        """Drop the key of an indexed page that was evicted."""
+    def forget(self, page: int) -> bytes:
+        """Drop the key of an indexed page that was evicted; the key."""
         identity = self.hash_id[page]
         self.hash_id[page] = NONE
         parent = self.parent[identity]
         if parent != NONE:
             self.children[parent] -= 1
-        del self.ids[self.keys[identity]]
+        key = self.keys[identity]
+        del self.ids[key]
         self.keys[identity] = b""
         self.page[identity] = NONE
         self._unused_ids.append(identity)
+        return key

@@ -178,6 +178,14 @@ class ServingMetrics(CallObserver):
         for state in ("free", "cached", "held"):
             pages.add_metric([self._model, state], getattr(stats, f"pages_{state}"))
         yield pages
+        misses = CounterMetricFamily(
+            "octavo_prefix_misses",
+            "Prompts of which less than possible came from the cache, by reason",
+            labels=["model_name", "reason"],
+        )
+        for reason, count in stats.prefix_misses.items():
+            misses.add_metric([self._model, reason], count)
+        yield misses
         memory = GaugeMetricFamily(
             "octavo_memory_bytes",
             "The most that a part of the engine may hold",

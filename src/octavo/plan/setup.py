@@ -68,6 +68,7 @@ def build_scheduler(
         max_wait_seconds=chosen.max_wait_ms / 1000,
         keeps_pages=settings.memory.reclaim == "lazy",
         shares_prefixes=settings.memory.prefix_cache,
+        separates_tenants=settings.memory.tenant_salts,
         is_contiguous=settings.memory.layout == "contiguous",
         profile=cost,
     )

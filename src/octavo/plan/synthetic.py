@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.ids import RequestId
-from octavo.core.request import Request
+from octavo.core.request import ANONYMOUS, Request
 from octavo.core.sampling import SamplingParams
 from octavo.plan.traces import TraceRequest
 
@@ -41,7 +41,7 @@ class SyntheticPrompts:
             max_new_tokens=traced.output_tokens,
             arrival_seconds=traced.arrival_seconds,
             service_class=service_class,
-            tenant=traced.tenant or "anonymous",
+            tenant=traced.tenant or ANONYMOUS,
         )
 
     def _prompt(self, traced: TraceRequest, number: int) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -11,7 +12,8 @@ class SchedulerCounters:
 
     `admitted` counts returns after preemption too; `hit_pages` are pages reused at admissions;
     `chunks` are prefill rows; `prefix_waits` how often a request was parked for a page another one
-    computes; `finished`, `cancelled` and `failed` how requests ended.
+    computes; `finished`, `cancelled` and `failed` how requests ended. `prefix_misses` are first
+    admissions that found less of their prompt than could be reused, by `MissReason`.
     """
 
     steps: int = 0
@@ -26,6 +28,7 @@ class SchedulerCounters:
     cancelled: int = 0
     failed: int = 0
     repairs: int = 0
+    prefix_misses: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)

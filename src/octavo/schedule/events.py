@@ -13,8 +13,9 @@ class Decision:
 
     `kind` is "chunked" (its prompt is computed in parts, told at each admission), "lent" (it
     computes a prefix for a stricter class, or got pages beyond the share of its class), "degraded"
-    (moved to the next lower class) or "refused". Admission and preemption are transitions and carry
-    their reasons there; a class that starves is told by `Starved`.
+    (moved to the next lower class), "refused" or "prefix_missed" (less than possible came from the
+    cache). Admission and preemption are transitions and carry their reasons there; a class that
+    starves is told by `Starved`.
     """
 
     kind: str

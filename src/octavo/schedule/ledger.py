@@ -173,10 +173,22 @@ class Ledger:
         self.free_rows.remove(admission.row)
         lane.start(sequence)
         self.producers.mark(sequence, len(reused))
+        if is_new:
+            self._explain_miss(sequence, len(reused), now)
         self.counters.admitted += 1
         self.counters.hit_pages += len(reused)
         sequence.home.counters.admitted += 1
         return is_new
+
+    def _explain_miss(self, sequence: Sequence, found_pages: int, now: float) -> None:
+        """Count and tell why less than possible of a prompt came from the cache, if it did."""
+        root = sequence.root
+        if root is None or found_pages >= min(sequence.reusable_pages, len(sequence.keys)):
+            return
+        first_page = None if found_pages else tuple(sequence.tokens[: sequence.page_tokens])
+        reason = self.cache.misses.explain(sequence.keys[found_pages], root, first_page).value
+        self.counters.prefix_misses[reason] += 1
+        self._tell("prefix_missed", sequence, now, f"{reason} after {found_pages} pages")
 
     def _reused_pages(self, admission: Admission) -> int:
         return admission.cached_tokens // self.sequences[admission.request.id].page_tokens

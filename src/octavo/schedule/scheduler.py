@@ -25,7 +25,7 @@ from octavo.schedule.plan import StepPlan, StepResult
 from octavo.schedule.planner import Planner, StepLimits, StepView
 from octavo.schedule.results import take_results
 from octavo.schedule.rows import Rows
-from octavo.schedule.sequence import Sequence
+from octavo.schedule.sequence import Sequence, tenant_salt
 
 _LEARNING = 0.1
 _LONGEST_BETWEEN_SECONDS = 0.02
@@ -42,9 +42,9 @@ class Scheduler:
     Without `classes` everybody is alike, and a request may name any class. Without
     `max_step_seconds` steps are bounded in tokens only. `profile` warms the cost model up; without
     one, the size of the weights gives a first guess. `keeps_pages` is that of `PageCache`. Without
-    `shares_prefixes` no request reuses a page of another. `is_contiguous` reserves, to compare
-    with, one run of pages for prompt and answer at each admission; then nothing is shared and
-    nobody is preempted for pages.
+    `shares_prefixes` no request reuses a page of another; with `separates_tenants` none reuses a
+    page of another tenant. `is_contiguous` reserves, to compare with, one run of pages for prompt
+    and answer at each admission; then nothing is shared and nobody is preempted for pages.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Scheduler:
         slab_pages: int = 64,
         keeps_pages: bool = True,
         shares_prefixes: bool = True,
+        separates_tenants: bool = False,
         is_contiguous: bool = False,
         classes: Ordered[ServiceClass] = UNIFORM,
         max_step_seconds: float | None = None,
@@ -93,6 +94,7 @@ class Scheduler:
         self._limit_tokens = min(max_context, pages * page_tokens)
         shares = shares_prefixes and not is_contiguous
         self._fingerprint = fingerprint if shares else None
+        self._separates_tenants = separates_tenants
         self._clock = clock
         self._emit = emit
         self._ledger = Ledger(
@@ -203,6 +205,7 @@ class Scheduler:
             now_seconds=now,
             limit_tokens=self._limit_tokens,
             reuses=not self._batching.pads,
+            salt=tenant_salt(request) if self._separates_tenants else request.cache_salt,
         )
         self._arrivals += 1
         self._ledger.add(sequence, now)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.ids import RequestId
 from octavo.core.output import TokenLogprob
-from octavo.core.request import Request, RequestState
+from octavo.core.request import ANONYMOUS, Request, RequestState
 from octavo.memory.keys import extend_keys, root_key
 from octavo.schedule.rows import NO_ROW
 
@@ -89,6 +89,7 @@ class Sequence:
         *,
         now_seconds: float,
         limit_tokens: int,
+        salt: bytes = b"",
         reuses: bool = True,
     ):
         self.request = request
@@ -122,7 +123,7 @@ class Sequence:
         wants_scores = request.params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_scores else None
         self.scored = 1 if wants_scores else self.prompt_tokens
-        self.root = None if fingerprint is None else root_key(fingerprint, request.cache_salt)
+        self.root = None if fingerprint is None else root_key(fingerprint, salt)
         self.keys: list[bytes] = []
         self.extend_keys()
 
@@ -251,3 +252,9 @@ class Sequence:
         """Append pages to the table."""
         self.table += pages
         self.rows.room[self.row] = len(self.table) * self.page_tokens
+
+
+def tenant_salt(request: Request) -> bytes:
+    """What separates the pages of a tenant, and of a salt within it, from all others."""
+    tenant = b"" if request.tenant == ANONYMOUS else request.tenant.encode()
+    return len(tenant).to_bytes(4, "little") + tenant + request.cache_salt

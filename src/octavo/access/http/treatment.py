@@ -11,12 +11,12 @@ from starlette.requests import Request
 from octavo.access.http.errors import invalid
 from octavo.access.http.fields import Fields
 from octavo.access.http.service import INLINE_CHARACTERS, Service
+from octavo.core.request import ANONYMOUS
 from octavo.core.sampling import as_number
 from octavo.core.service_classes import ON_MISS, ServiceClass, choose_class, tier_of
 from octavo.engine.client import Prepared
 
 CLASS_HEADER = "x-octavo-service-class"
-ANONYMOUS = "anonymous"
 MAX_TIMEOUT_SECONDS = 86_400.0
 _TENANT_DIGITS = 16
 
