@@ -68,6 +68,9 @@ check: $(STAMP)/check
 bench: $(STAMP)/runtime
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/scheduler.py
+	$(BIN)/python -m benchmarks.memory layouts
+	$(BIN)/python -m benchmarks.memory sharing
+	$(BIN)/python -m benchmarks.memory bookkeeping
 
 bench-serving: $(STAMP)/runtime
 	$(BIN)/python -m benchmarks.serving --serve $(MODEL) $(BENCH_ARGS)

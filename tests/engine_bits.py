@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from engine_harness import RecordingModel, Rig, make_request, random_prompt
 from octavo.compute.batch import StepModel
 from octavo.core.request import FinishReason, Request
+from octavo.memory.elastic import ElasticMemory
 
 NEW_TOKENS = 24
 _PREEMPTION_PAGE_TOKENS = 16
@@ -135,6 +136,41 @@ def after_preemption(
     return _observed(rig, recorder, target, logits_every)
 
 
+def after_release(model: StepModel, target: Request, *, logits_every: int = 1) -> Observed:
+    """Into pages whose memory went back to the system, while it does so again and again."""
+    recorder = RecordingModel(model, [target.seed], every=logits_every)
+    page_tokens = 16
+    pages = 4 * pages_for(len(target.prompt) + NEW_TOKENS, page_tokens)
+    rig = Rig(recorder, pages=pages, page_tokens=page_tokens, token_budget=64)
+    buffers = recorder.elastic()
+    assert buffers is not None
+    elastic = ElasticMemory(
+        rig.scheduler.cache,
+        buffers,
+        page_bytes=recorder.page_bytes(page_tokens),
+        idle_seconds=0.0,
+        is_eager=True,
+    )
+    rig.engine.elastic = elastic
+    rig.run([make_request("first", target.prompt, seed=target.seed + 1, max_new_tokens=2)])
+    assert rig.engine.rest()
+    assert elastic.backed_bytes == 0
+    before = elastic.released_bytes
+    short = [
+        make_request(f"short-{number}", [number + 2] * 3, seed=10**6 + number, max_new_tokens=2)
+        for number in range(8)
+    ]
+    rig.add(target)
+    for each in short:
+        rig.run_steps(2)
+        rig.add(each)
+    rig.run()
+    assert rig.engine.rest()
+    assert elastic.released_bytes > before
+    assert rig.answers[target.id].cached_tokens == 0
+    return _observed(rig, recorder, target, logits_every)
+
+
 def _observed(rig: Rig, recorder: RecordingModel, target: Request, logits_every: int) -> Observed:
     answer = rig.answers[target.id]
     assert (answer.finish_reason, answer.error) == (FinishReason.LENGTH, None)
@@ -170,4 +206,5 @@ def check_every_situation(
     assert among_others(model, target, rng, **every) == expected, "among others"
     assert with_cached_prefix(model, target, **every) == expected, "cached prefix"
     assert after_preemption(model, target, rng, **every) == expected, "after a preemption"
+    assert after_release(model, target, **every) == expected, "after its memory was given back"
     return expected

@@ -164,6 +164,10 @@ class Rig:
         for output in self.engine.step():
             self.answers[output.request_id].accept(output)
 
+    def run_steps(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
     def run(self, requests: Sequence[Request] = (), *, limit: int = 100_000) -> dict[str, Answer]:
         for request in requests:
             self.add(request)
