@@ -40,9 +40,11 @@ class Table:
 class PageCacheMachine(RuleBasedStateMachine):
     """Requests come, extend, publish, share and leave; contents are remembered beside the cache."""
 
-    @initialize(pages=st.integers(1, 12), slab_pages=st.integers(1, 5))
-    def start(self, pages: int, slab_pages: int) -> None:
-        self.cache = PageCache(pages, slab_pages=slab_pages)
+    @initialize(
+        pages=st.integers(1, 12), slab_pages=st.integers(1, 5), levels=st.sampled_from([1, 1, 2, 3])
+    )
+    def start(self, pages: int, slab_pages: int, levels: int) -> None:
+        self.cache = PageCache(pages, slab_pages=slab_pages, levels=levels)
         self.tables: list[Table] = []
         self.holds: dict[int, tuple[int, ...]] = {}
         self.last_use: dict[int, int] = {}
@@ -95,7 +97,9 @@ class PageCacheMachine(RuleBasedStateMachine):
             assert before[page] == FREE
             assert ranks[page // slab_pages] == min(ranks.values()), "not the fullest slab"
         else:
-            assert page == cached[0] == min(cached, key=self.last_use.__getitem__)
+            assert page == cached[0]
+            if self.cache.pool.levels == 1:
+                assert page == min(cached, key=self.last_use.__getitem__)
         table.extend(page, letter)
         self.holds[page] = tuple(table.letters)
 
@@ -159,10 +163,10 @@ class PageCacheMachine(RuleBasedStateMachine):
         assert len(self.cache.look_up(table.keys)) >= table.published
 
     @precondition(lambda self: self.tables)
-    @rule(index=st.integers(0))
-    def leave(self, index: int) -> None:
+    @rule(index=st.integers(0), level=st.integers(0, 2))
+    def leave(self, index: int, level: int) -> None:
         table = self.tables.pop(index % len(self.tables))
-        self.cache.release(table.pages)
+        self.cache.release(table.pages, level=min(level, self.cache.pool.levels - 1))
         for page in reversed(table.pages):
             self.clock += 1
             if self.cache.pool.state[page] == CACHED:

@@ -160,7 +160,7 @@ def damage_state(cache: PageCache) -> None:
 
 
 def damage_links(cache: PageCache) -> None:
-    cache.pool.prev[cache.pool.next[cache.pool.cached_anchor]] = 0
+    cache.pool.prev[cache.pool.next[cache.pool.cached_anchor(0)]] = 0
 
 
 def damage_counts(cache: PageCache) -> None:
@@ -268,3 +268,31 @@ class TestWaste:
 
     def test_nothing_held_is_no_waste(self) -> None:
         assert measure_waste([], 16).share == 0.0
+
+
+class TestRetention:
+    def test_a_lower_level_is_evicted_first_whatever_was_used_last(self) -> None:
+        cache = PageCache(4, levels=2)
+        strict, lax = chain(1, 2), chain(3, 4)
+        tables = [[cache.allocate(), cache.allocate()] for _ in range(2)]
+        publish(cache, tables[0], strict)
+        publish(cache, tables[1], lax)
+        cache.release(tables[0], level=1)
+        cache.release(tables[1], level=0)
+        assert list(cache.pool.cached_pages()) == [*tables[1][::-1], *tables[0][::-1]]
+        cache.allocate()
+        assert cache.look_up(lax) == tables[1][:1]
+        assert cache.look_up(strict) == tables[0]
+
+    def test_a_beginning_that_a_higher_level_continues_is_kept_with_it(self) -> None:
+        cache = PageCache(5, levels=2)
+        strict, lax = chain(1, 2, 3), chain(1, 2, 4)
+        table = [cache.allocate() for _ in strict]
+        publish(cache, table, strict)
+        cache.share(cache.look_up(lax))
+        other = [*table[:2], cache.allocate()]
+        publish(cache, other, lax)
+        cache.release(table, level=1)
+        cache.release(other, level=0)
+        assert list(cache.pool.cached_pages()) == [other[2], table[2], table[1], table[0]]
+        assert cache.audit([]) == []

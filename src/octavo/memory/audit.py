@@ -11,7 +11,7 @@ from octavo.memory.prefix import NONE, PrefixIndex
 def audit_pool(pool: PagePool, held: Mapping[int, int]) -> list[str]:
     """Check lists, counts and states; `held` gives how many tables name each page."""
     findings: list[str] = []
-    lists = {CACHED: _members(pool, pool.cached_anchor, "cached list", findings)}
+    lists = {CACHED: _cached(pool, findings)}
     free: list[int] = []
     for slab in range(pool.slabs):
         name = f"free list of slab {slab}"
@@ -88,7 +88,7 @@ def audit_index(index: PrefixIndex, pool: PagePool) -> list[str]:
     """Check keys against pages, and that children are given up before their parents."""
     findings = []
     # Not `cached_pages`, which would never end on a damaged list.
-    cached = _members(pool, pool.cached_anchor, "cached list", [])
+    cached = _cached(pool, [])
     position = {page: place for place, page in enumerate(cached)}
     children = dict.fromkeys(index.ids.values(), 0)
     for key, identity in index.ids.items():
@@ -137,6 +137,15 @@ def _audit_pages(index: PrefixIndex, pool: PagePool) -> list[str]:
             if pool.state[page] != HELD or index.hash_id[page] != identity
         )
     return findings
+
+
+def _cached(pool: PagePool, findings: list[str]) -> list[int]:
+    """Cached pages in the order of eviction."""
+    return [
+        page
+        for level in range(pool.levels)
+        for page in _members(pool, pool.cached_anchor(level), "cached list", findings)
+    ]
 
 
 def _members(pool: PagePool, anchor: int, name: str, findings: list[str]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from octavo.memory.audit import audit_index, audit_pool
 from octavo.memory.misses import MissHistory
@@ -18,12 +19,17 @@ class PageCache:
     from its end, and a key is indexed at a held page while anybody holds a page of that key. So the
     keys held by a table are a held prefix, and among cached pages children are always older.
 
+    With several retention `levels` a page is in the level of its last holder or a higher one, and
+    never in a lower one than a page that continues it.
+
     With `keeps_pages` (lazy reclaim) a page that nobody holds any more stays findable until its
     memory is wanted; without (eager reclaim) it is forgotten at once.
     """
 
-    def __init__(self, pages: int, *, slab_pages: int = 64, keeps_pages: bool = True):
-        self.pool = PagePool(pages, slab_pages=slab_pages)
+    def __init__(
+        self, pages: int, *, slab_pages: int = 64, keeps_pages: bool = True, levels: int = 1
+    ):
+        self.pool = PagePool(pages, slab_pages=slab_pages, levels=levels)
         self.index = PrefixIndex(pages)
         self.keeps_pages = keeps_pages
         self.misses = MissHistory()
@@ -59,37 +65,48 @@ class PageCache:
         """Forget cached pages that nobody has used since `before_seconds`; how many."""
         pool = self.pool
         before = pool.cached_count
-        while pool.cached_count:
-            page = pool.next[pool.cached_anchor]
-            if pool.idle_since[page] > before_seconds:
-                break
-            self.drop(page)
+        for level in range(pool.levels):
+            anchor = pool.cached_anchor(level)
+            page = pool.next[anchor]
+            while page != anchor and pool.idle_since[page] <= before_seconds:
+                self.drop(page)
+                page = pool.next[anchor]
         return before - pool.cached_count
 
     def give_up_oldest(self, pages: int) -> int:
-        """Forget up to `pages` cached pages, least recently used first; how many."""
-        pool = self.pool
-        count = min(pages, pool.cached_count)
-        for _ in range(count):
-            self.drop(pool.next[pool.cached_anchor])
-        return count
+        """Forget up to `pages` cached pages in the order of eviction; how many."""
+        oldest = list(islice(self.pool.cached_pages(), pages))
+        for page in oldest:
+            self.drop(page)
+        return len(oldest)
 
     def share(self, pages: Sequence[int]) -> None:
         """Add a holder to every one of `pages`, which `look_up` returned."""
         self.pool.share(pages)
 
-    def release(self, table: Sequence[int]) -> None:
-        """A holder gives up its whole page table; published pages stay findable."""
-        refs, index, kept = self.pool.refs, self.index, []
+    def release(self, table: Sequence[int], *, level: int | None = None) -> None:
+        """A holder gives up its whole page table; published pages stay findable.
+
+        They are kept in this retention level (None: the highest). A page that somebody else's
+        pages continue goes to the highest one, as does everything before it, so that no page is
+        taken before those that continue it.
+        """
+        pool, refs, index = self.pool, self.pool.refs, self.index
+        highest = pool.levels - 1
+        level = highest if level is None else level
+        kept: list[int] = []
         for page in reversed(table):
-            keep = refs[page] == 1 and index.give_up(page)
-            if keep and self.keeps_pages:
-                kept.append(page)
-                continue
-            if keep:
+            if refs[page] != 1 or not index.give_up(page):
+                pool.release(page)
+            elif not self.keeps_pages:
                 self.misses.give_up(index.forget(page))
-            self.pool.release(page)
-        self.pool.keep(kept)
+                pool.release(page)
+            else:
+                if level < highest and index.has_children_beside(page, kept[-1] if kept else NONE):
+                    pool.keep(kept, level)
+                    kept, level = [], highest
+                kept.append(page)
+        pool.keep(kept, level)
 
     def publish(self, page: int, key: bytes, parent_key: bytes | None) -> bool:
         """Make a held, fully computed page findable; True if it is the page that is found.

@@ -19,25 +19,26 @@ HELD = 2
 class PagePool:
     """Bookkeeping of `pages` equal pages; the bytes live elsewhere.
 
-    Page ids are 0 … pages - 1. Cached pages form one list, least recently used first. Free pages
-    form one list a slab (a run of `slab_pages` pages), and slabs are kept in buckets by the number
-    of their free pages, so that allocation fills the fullest slab and leaves whole slabs empty.
-    Empty slabs have two buckets of their own: first those that are `backed` by memory, latest
-    emptied first, then those that are not; taking a page from a slab backs it. All lists are
-    circular and intrusive: `prev` and `next` hold page ids, then one anchor for the cached list,
-    then one anchor a slab.
+    Page ids are 0 … pages - 1. Cached pages form one list a retention level, least recently used
+    first; all pages of a level are taken before those of the next. Free pages form one list a slab
+    (a run of `slab_pages` pages), and slabs are kept in buckets by the number of their free pages,
+    so that allocation fills the fullest slab and leaves whole slabs empty. Empty slabs have two
+    buckets of their own: first those that are `backed` by memory, latest emptied first, then those
+    that are not; taking a page from a slab backs it. All lists are circular and intrusive: `prev`
+    and `next` hold page ids, then one anchor a level, then one anchor a slab.
 
     `now_seconds` is set by whoever has the clock; `idle_since` says when the last holder of a
     cached page left, `empty_since` when the last page of an empty slab became free.
     """
 
-    def __init__(self, pages: int, *, slab_pages: int = 64):
+    def __init__(self, pages: int, *, slab_pages: int = 64, levels: int = 1):
         if pages < 1:
             raise SettingsError(f"must be at least 1 page, not {pages}", field="pages")
         if slab_pages < 1:
             raise SettingsError(f"must be at least 1 page, not {slab_pages}", field="slab_pages")
         self.pages = pages
         self.slab_pages = slab_pages
+        self.levels = levels
         self.slabs = -(-pages // slab_pages)
         self.refs = array("i")
         self.state = bytearray()
@@ -60,9 +61,8 @@ class PagePool:
     def held_count(self) -> int:
         return self.pages - self.free_count - self.cached_count
 
-    @property
-    def cached_anchor(self) -> int:
-        return self.pages
+    def cached_anchor(self, level: int) -> int:
+        return self.pages + level
 
     @property
     def backed_free_count(self) -> int:
@@ -70,7 +70,7 @@ class PagePool:
         return self.free_count - (self.pages - self.backed_pages)
 
     def slab_anchor(self, slab: int) -> int:
-        return self.pages + 1 + slab
+        return self.pages + self.levels + slab
 
     def slab_size(self, slab: int) -> int:
         """Pages of a slab; the last one may have fewer."""
@@ -83,7 +83,7 @@ class PagePool:
         """
         self.refs = array("i", bytes(4 * self.pages))
         self.state = bytearray(self.pages)
-        anchors = range(self.pages + 1 + self.slabs)
+        anchors = range(self.pages + self.levels + self.slabs)
         self.prev = array("i", anchors)
         self.next = array("i", anchors)
         self.slab_free = array("i", bytes(4 * self.slabs))
@@ -121,8 +121,9 @@ class PagePool:
         yield from self.cached_pages()
 
     def cached_pages(self) -> Iterator[int]:
-        """Cached pages, least recently used first."""
-        return self._walk(self.cached_anchor)
+        """Cached pages in the order in which they would be taken."""
+        for level in range(self.levels):
+            yield from self._walk(self.cached_anchor(level))
 
     def empty_slabs(self) -> list[int]:
         """Backed slabs all of whose pages are free, longest empty first."""
@@ -208,11 +209,11 @@ class PagePool:
         if not self.refs[page]:
             self._insert_free(page, self.slab_anchor(page // self.slab_pages))
 
-    def keep(self, pages: Sequence[int]) -> None:
-        """Remove the last holder of each page; they are cached, the first least recently used."""
+    def keep(self, pages: Sequence[int], level: int = 0) -> None:
+        """Remove the last holder of each page; cached in a level, the first least recently used."""
         refs, state, before, following = self.refs, self.state, self.prev, self.next
         idle_since, now = self.idle_since, self.now_seconds
-        anchor = self.pages
+        anchor = self.cached_anchor(level)
         last = before[anchor]
         for page in pages:
             if refs[page] != 1:

@@ -68,6 +68,12 @@ class PrefixIndex:
         """Whether another page of the same content would inherit the key of an indexed page."""
         return self.hash_id[page] in self.twins
 
+    def has_children_beside(self, page: int, child: int) -> bool:
+        """Whether published pages continue an indexed page, other than page `child` (-1: any)."""
+        identity = self.hash_id[page]
+        own = child != NONE and self.parent[self.hash_id[child]] == identity
+        return self.children[identity] > own
+
     def insert(self, page: int, key: bytes, parent_key: bytes | None) -> bool:
         """Index a key that is not indexed; False if its parent is not, then nothing changes."""
         parent = NONE

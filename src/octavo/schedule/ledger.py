@@ -301,7 +301,8 @@ class Ledger:
         if sequence.published_pages < sequence.marked_pages:
             self._wake(sequence, sequence.published_pages, sequence.marked_pages)
         sequence.home.pages -= len(sequence.table)
-        self.cache.release(sequence.leave())
+        # Pages of stricter classes are kept longer.
+        self.cache.release(sequence.leave(), level=len(self.lanes) - 1 - sequence.home.rank)
 
     def _wake(self, sequence: Sequence, first_page: int, last_page: int) -> None:
         for woken in self.producers.clear(sequence, first_page, last_page):

@@ -99,7 +99,9 @@ class Scheduler:
         self._emit = emit
         self._ledger = Ledger(
             lanes=[Lane(each, rank) for rank, each in enumerate(check_classes(classes))],
-            cache=PageCache(pages, slab_pages=slab_pages, keeps_pages=keeps_pages),
+            cache=PageCache(
+                pages, slab_pages=slab_pages, keeps_pages=keeps_pages, levels=len(classes)
+            ),
             rows=Rows(max_rows, page_tokens),
             max_rows=max_rows,
             limit_tokens=self._limit_tokens,
