@@ -50,6 +50,8 @@ async def _measure(server: RunningServer, options: argparse.Namespace) -> Rows:
                 "moment": moment,
                 "engine_mb": proportional_bytes(Path(f"/proc/{engine}")) / 2**20,
                 "weights_mb": samples['part="weights"'] / 2**20,
+                "ledger_mb": sum(samples[name] for name in samples if name.startswith("part="))
+                / 2**20,
                 "kv_backed_mb": samples["octavo_kv_backed_bytes"] / 2**20,
                 "tokens_per_second": tokens_per_second,
             }

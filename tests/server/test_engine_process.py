@@ -87,6 +87,8 @@ def test_answers_are_those_of_the_engine_in_process(
             await until(lambda: client.stats is not None and client.stats.frontends == 2)
             assert client.stats is not None
             assert client.stats.rss_bytes > 1 << 20
+            assert client.stats.pss_bytes <= sum(facts.memory_bytes.values())
+            assert client.stats.memory_bytes == facts.memory_bytes
             assert 0 < client.stats.native_share <= 1
 
     asyncio.run(main())

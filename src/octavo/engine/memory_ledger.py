@@ -17,7 +17,7 @@ _PAGE_RECORD_BYTES = 256
 class MemoryLedger:
     """The most that each part of an engine process may hold; nothing else grows with requests.
 
-    `process` is the interpreter with its libraries as it was before the model came.
+    `process` is the interpreter with its libraries, as measured when the weights were loaded.
     `ceiling_bytes` is `memory.total_bytes`, or else what the system had at the start.
     """
 

@@ -81,7 +81,6 @@ def open_engine(
     from octavo.engine.model_executor import ModelExecutor
 
     started = clock()
-    process_bytes = proportional_bytes()
     scheduler, compute = settings.scheduler, settings.compute
     options = ComputeOptions(
         backend=compute.backend,
@@ -94,6 +93,7 @@ def open_engine(
     opened = open_model(file, options, digest_cache=octavo_home() / "digests.json")
     loaded = clock()
     model, program = opened.model, opened.program
+    process_bytes = max(proportional_bytes() - model.weight_bytes, 0)
     try:
         smallest = PAGE_SIZES_TOKENS[0]
         layer_token_bytes = model.page_bytes(smallest) // smallest // program.kv.layers
