@@ -38,3 +38,17 @@ def test_cache_outlives_the_server(long_path: Path, tmp_path: Path) -> None:
         warm, cached = ask(server)
         assert (warm, cached) == (cold, len(PROMPT) // 32 * 32)
         assert server.metric("octavo_swap_damaged_pages_total") == 0
+
+
+def test_what_an_idle_server_gave_back_comes_from_disk(long_path: Path, tmp_path: Path) -> None:
+    swap = (*SETTINGS, "memory.swap_space=64MB", f"memory.swap_dir={tmp_path}")
+    with octavo_serve(long_path, settings=(*swap, "memory.idle_release_seconds=1")) as server:
+        cold, cached = ask(server)
+        assert cached == 0
+        server.wait_until(lambda: server.metric("octavo_engine_kv_released_bytes_total") > 0)
+        server.wait_until(lambda: server.metric("octavo_kv_backed_bytes") == 0)
+        assert server.metric("octavo_kv_pages", state="cached") == 0
+        assert server.metric("octavo_swap_written_pages_total") >= len(PROMPT) // 32
+        warm, cached = ask(server)
+        assert (warm, cached) == (cold, len(PROMPT) // 32 * 32)
+        assert server.metric("octavo_swap_loaded_pages_total") == len(PROMPT) // 32

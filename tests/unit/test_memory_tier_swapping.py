@@ -9,6 +9,7 @@ import pytest
 
 from engine_harness import Rig, make_request
 from fake_model import FakeModel
+from octavo.memory.elastic import ElasticMemory
 from octavo.memory.tiers.host import HostTier
 from octavo.memory.tiers.mover import PageMover
 from octavo.memory.tiers.tier import Tier
@@ -73,6 +74,62 @@ def test_closing_writes_down_what_is_cached(tmp_path: Path) -> None:
     second = rig(disk_maker(tmp_path))
     assert second.tier.capacity().pages == first.swapper.counters.written_pages > 10
     second.close()
+
+
+def make_elastic(swapping: SwapRig, model: FakeModel) -> ElasticMemory:
+    elastic = swapping.engine.elastic = ElasticMemory(
+        swapping.scheduler.cache,
+        model,
+        page_bytes=swapping.bytes.page_bytes,
+        idle_seconds=60.0,
+        may_go=swapping.swapper.write_down,
+    )
+    return elastic
+
+
+def test_what_an_idle_engine_gave_back_comes_from_disk(tmp_path: Path) -> None:
+    model, now = FakeModel(), [1000.0]
+    swapping = SwapRig(model, disk_maker(tmp_path), pages=40, page_tokens=4, threshold=1.0)
+    swapping.engine._clock = lambda: now[0]
+    elastic = make_elastic(swapping, model)
+    before = swapping.run([make_request("a", prompt(1), seed=1)])["a"]
+    swapping.rest()
+    assert not swapping.engine.rest(), "it is not time yet"
+    now[0] += 60.0
+    assert swapping.engine.seconds_to_rest() == 0
+    assert swapping.engine.rest()
+    assert (elastic.backed_bytes, swapping.scheduler.cache.pool.cached_count) == (0, 0)
+    after = swapping.run([make_request("again", prompt(1), seed=1)])["again"]
+    assert (after.cached_tokens, after.bits()) == (40, before.bits())
+    assert swapping.swapper.counters.loaded_pages == 10
+    swapping.close()
+
+
+def test_a_busy_engine_writes_idle_pages_down_before_it_gives_them_up(tmp_path: Path) -> None:
+    model, now = FakeModel(), [1000.0]
+    swapping = SwapRig(
+        model, disk_maker(tmp_path), pages=80, page_tokens=4, threshold=1.0, staged_pages=3, moves=1
+    )
+    swapping.engine._clock = lambda: now[0]
+    make_elastic(swapping, model)
+    before = swapping.run([make_request("a", prompt(1), seed=1)])["a"]
+    cache = swapping.scheduler.cache
+    idle = cache.pool.cached_count
+    assert swapping.swapper.counters.written_pages == 0
+    now[0] += 60.0
+    swapping.add(make_request("busy", prompt(2, 3), seed=1, max_new_tokens=60))
+    swapping.step()
+    assert 0 < swapping.swapper.counters.written_pages < idle, "as many as there is room for"
+    assert cache.pool.cached_count == idle - swapping.swapper.counters.written_pages
+    for _ in range(40):
+        now[0] += 1.0
+        swapping.step()
+    assert swapping.swapper.counters.written_pages == idle
+    assert swapping.engine.has_work
+    swapping.run()
+    after = swapping.run([make_request("again", prompt(1), seed=1)])["again"]
+    assert (after.cached_tokens, after.bits()) == (40, before.bits())
+    swapping.close()
 
 
 def test_requests_of_one_prefix_share_a_load(tmp_path: Path) -> None:

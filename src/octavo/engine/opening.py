@@ -29,6 +29,7 @@ from octavo.engine.prompts import Limits
 from octavo.engine.swapping import OpenSwapper, open_swapper, staged_bytes
 from octavo.memory.cache import PageCache
 from octavo.memory.elastic import ElasticMemory, slab_pages_for
+from octavo.memory.tiers.swapper import Swapper
 from octavo.observe.metrics import EngineMetrics
 from octavo.observe.process_memory import proportional_bytes
 from octavo.schedule.cost import CostProfile, read_profile
@@ -155,7 +156,7 @@ def open_engine(
         engine = Engine(
             planner,
             executor,
-            elastic=_elastic(settings.memory, planner.cache, model, page_bytes),
+            elastic=_elastic(settings.memory, planner.cache, model, page_bytes, swap.swapper),
             swapper=swap.swapper,
             metrics=EngineMetrics(),
             clock=clock,
@@ -199,9 +200,16 @@ def stored_cost(model: Path, profile: str | None) -> CostProfile | None:
 
 
 def _elastic(
-    settings: MemorySettings, cache: PageCache, model: StepModel, page_bytes: int
+    settings: MemorySettings,
+    cache: PageCache,
+    model: StepModel,
+    page_bytes: int,
+    swapper: Swapper | None,
 ) -> ElasticMemory | None:
-    """Who gives the memory of this cache back, if the back end can do that."""
+    """Who gives the memory of this cache back, if the back end can do that.
+
+    With a tier below the cache, what is given up for its age is written down before.
+    """
     backing = model.elastic()
     if backing is None:
         return None
@@ -212,6 +220,7 @@ def _elastic(
         idle_seconds=settings.idle_release_seconds,
         is_eager=settings.reclaim == "eager",
         pressure=GroupPressure(),
+        may_go=swapper.write_down if swapper else lambda page: True,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from octavo.memory.audit import audit_index, audit_pool
@@ -61,14 +61,19 @@ class PageCache:
             self._evict(page)
             self.pool.discard(page)
 
-    def give_up_idle(self, before_seconds: int) -> int:
-        """Forget cached pages that nobody has used since `before_seconds`; how many."""
+    def give_up_idle(
+        self, before_seconds: int, may_go: Callable[[int], bool] = lambda page: True
+    ) -> int:
+        """Forget cached pages that nobody has used since `before_seconds`; how many.
+
+        The first page of a level that may not go yet keeps those after it, which are its parents.
+        """
         pool = self.pool
         before = pool.cached_count
         for level in range(pool.levels):
             anchor = pool.cached_anchor(level)
             page = pool.next[anchor]
-            while page != anchor and pool.idle_since[page] <= before_seconds:
+            while page != anchor and pool.idle_since[page] <= before_seconds and may_go(page):
                 self.drop(page)
                 page = pool.next[anchor]
         return before - pool.cached_count

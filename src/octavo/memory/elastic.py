@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -63,7 +63,8 @@ class ElasticMemory:
     Cached pages that were not used for `idle_seconds` are given up, and slabs that were empty for
     as long go back to the system (None: never). `is_eager`: empty slabs go back after every step.
     Under pressure they go at once, then the least recently used pages. While there is work, a
-    thread backs free slabs ahead of their use. Not thread-safe.
+    thread backs free slabs ahead of their use, and an idle page stays until `may_go` agrees, which
+    may have something to do first. Not thread-safe.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ElasticMemory:
         idle_seconds: float | None,
         is_eager: bool = False,
         pressure: Pressure | None = None,
+        may_go: Callable[[int], bool] = lambda page: True,
     ):
         self.released_bytes = 0
         self.pressure_releases = 0
@@ -85,6 +87,7 @@ class ElasticMemory:
         self._idle_seconds = idle_seconds
         self._is_eager = is_eager
         self._pressure = pressure or NoPressure()
+        self._may_go = may_go
         self._ahead_pages = min(_AHEAD_BYTES // page_bytes, cache.pool.pages // 8)
         self._used_seconds: float | None = None
         self._checked_seconds = -math.inf
@@ -149,7 +152,7 @@ class ElasticMemory:
         return True
 
     def _release_idle(self, before_seconds: int) -> None:
-        self._cache.give_up_idle(before_seconds)
+        self._cache.give_up_idle(before_seconds, self._may_go)
         pool = self._cache.pool
         # What is backed ahead would only come back.
         most = max(pool.backed_free_count - self._ahead_pages, 0) // pool.slab_pages

@@ -95,6 +95,8 @@ class Swapper:
         self._loads: dict[int, _Load] = {}
         self._numbers = 0
         self._idle_pages: list[int] | None = None
+        self._left_pages = 0
+        """How many more may be copied before the next `poll`."""
 
     @property
     def is_loading(self) -> bool:
@@ -128,8 +130,18 @@ class Swapper:
                 self.counters.loads_timed_out += 1
                 self._drop(load)
                 ended += load.waiting
-        self._write_cold(self._step_pages - (self.counters.loaded_pages - before))
+        self._left_pages = self._step_pages - (self.counters.loaded_pages - before)
+        self._write_cold()
         return ended
+
+    def write_down(self, page: int) -> bool:
+        """Write a cached page that is to be given up; False if it should stay a little longer."""
+        if self._is_kept(page) or not self.mover.tier.takes_pages:
+            return True
+        if min(self.mover.store_room, self._left_pages) < 1:
+            return False
+        self._write(page)
+        return True
 
     def wait(self, seconds: float) -> None:
         """Nothing else is to be done: wait for a page, but not longer."""
@@ -251,10 +263,10 @@ class Swapper:
         key = self._cache.index.key_of(page)
         return self.mover.is_storing(key) or self.mover.tier.holds(key)
 
-    def _write_cold(self, most_pages: int) -> None:
+    def _write_cold(self) -> None:
         """Above the threshold, write some of the pages that would be evicted next."""
         pool = self._cache.pool
-        room = min(self.mover.store_room, most_pages)
+        room = min(self.mover.store_room, self._left_pages)
         if room < 1 or not self.mover.tier.takes_pages:
             return
         if pool.pages - pool.free_count <= self._threshold * pool.pages:
@@ -277,3 +289,4 @@ class Swapper:
         chain = self._cache.index.chain_of(page)
         self.mover.store(chain, self._pages.read(page))
         self.counters.written_pages += 1
+        self._left_pages -= 1
