@@ -104,6 +104,20 @@ def test_second_process_runs_without_and_says_so(
     assert "another process uses" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "change", [{"prefix_cache": False}, {"layout": "contiguous"}, {"reclaim": "eager"}]
+)
+def test_nothing_is_kept_on_disk_where_nobody_could_find_it(
+    path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, object]
+) -> None:
+    with LLM(path, kv_bytes="8MB", swap_space="16MB", **change) as llm:
+        assert llm.assembly.engine.memory_bytes["staging"] == 0
+        for _ in range(2):
+            assert llm.generate([PROMPT], PARAMS)[0].usage.cached_tokens == 0
+    assert "no request finds pages of others" in caplog.text
+    assert not folders(Path(os.environ["OCTAVO_HOME"]) / "kv")
+
+
 def test_cache_verbs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask(path)
     root = Path(os.environ["OCTAVO_HOME"]) / "kv"
