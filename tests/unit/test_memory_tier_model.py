@@ -11,6 +11,7 @@ import pytest
 from engine_harness import float_bits
 from octavo import LLM, SamplingParams
 from octavo.cli import main as cli
+from octavo.core.errors import SettingsError
 from octavo.engine.outputs import RequestOutput
 from octavo.memory.tiers.folder import folders, lock_folder
 from tiny import make_tiny_gguf
@@ -118,6 +119,11 @@ def test_nothing_is_kept_on_disk_where_nobody_could_find_it(
     assert not folders(Path(os.environ["OCTAVO_HOME"]) / "kv")
 
 
+def test_folder_without_space_for_it_is_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"memory\.swap_dir: a folder alone.*swap_space="):
+        LLM(path, swap_dir=str(tmp_path))
+
+
 def test_cache_verbs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask(path)
     root = Path(os.environ["OCTAVO_HOME"]) / "kv"
@@ -135,6 +141,10 @@ def test_cache_verbs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{folder.name[:16]}  " in out
     assert " 12 pages of 16 tokens" in out
     assert "int8, fp16" in out
+    elsewhere = f"memory.swap_dir={root.with_name('elsewhere')}"
+    status, out = outcome("ls", "--set", elsewhere)
+    assert (status, out.startswith("0 in ")) == (0, True)
+    assert outcome("ls", "--set", f"memory.swap_dir={root}") == outcome("ls")
     status, out = outcome("ls", "--json")
     (row,) = json.loads(out)
     assert (row["pages"], row["in_use"], row["path"]) == (12, False, str(folder))

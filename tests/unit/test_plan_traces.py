@@ -152,6 +152,14 @@ class TestScale:
         with pytest.raises(InvalidRequest):
             TraceScale(**scale)  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize("lengths", [1e5, 1.7e308])
+    def test_a_scale_that_makes_too_long_requests_is_refused(
+        self, tmp_path: Path, lengths: float
+    ) -> None:
+        path = jsonl_file(tmp_path, block_entry(1024, [1, 2]))
+        with pytest.raises(InvalidRequest, match="length scale: makes 1024 tokens more than"):
+            read_trace(path, TraceScale(lengths=lengths))
+
     def test_blocks_scale_with_their_prompt(self, tmp_path: Path) -> None:
         path = jsonl_file(tmp_path, block_entry(1024, [1, 2]))
         (one,) = read_trace(path, TraceScale(lengths=0.1))

@@ -239,3 +239,41 @@ def test_classes_are_read_and_shown_as_settings() -> None:
     for wrong in ('{"standard": null}', '{"a": {"wieght": 1}}', '{"a": {"weight": 0}}', "[1]", "x"):
         with pytest.raises(SettingsError):
             parse_classes(wrong, "classes")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"nächtlich": {}}', "classes: .* is not a name of a class .*A-Z, a-z"),
+        ('{"a\\nb": {}}', "is not a name of a class"),
+        ('{"batch": {"weight": 1}, "batch": {"weight": 2}}', "classes: has the key 'batch' twice"),
+        ('{"batch": {"weight": 1, "weight": 2}}', "classes: has the key 'weight' twice"),
+        ('{"nightly": null}', "classes.nightly: is null, but there is no such class"),
+        ('{"batch": {"kv_share": NaN}}', "classes.batch.kv_share: must be more than 0"),
+        ('{"batch": {"queue_requests": 1e3}}', "queue_requests: must be a whole number"),
+        ('{"batch": {"admit_max": 1' + "0" * 30 + "}}", "admit_max: must be a whole number from 0"),
+    ],
+)
+def test_a_wrong_class_is_told_where_it_is_wrong(text: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        parse_classes(text, "classes")
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        ({"key": "sk-secret"}, r"routes\[0\]\.key: .*SHA-256"),
+        ({"key": "ABCDEF0123456789"}, r"routes\[0\]\.key: .*in small letters"),
+        ({"path": "v1/chat"}, r"routes\[0\]\.path: is no beginning of a path"),
+        ({"prompt_tokens_above": 10, "prompt_tokens_below": 11}, "no prompt is so short"),
+        ({"prompt_tokens_below": 1}, "no prompt is so short"),
+        ({"prompt_tokens_above": -1}, "must be a whole number from 0"),
+    ],
+)
+def test_a_rule_that_can_never_match_is_refused(rule: dict[str, object], problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        parse_routes([{"service_class": "batch", **rule}], "routes")
+    rule = {"key": "anonymous", "prompt_tokens_above": 10, "prompt_tokens_below": 12}
+    assert parse_routes([{"service_class": "batch", **rule}], "routes")[0].matches(
+        11, "/v1/completions", "anonymous"
+    )

@@ -111,6 +111,7 @@ def test_values_with_units(key: str, text: str, value: object) -> None:
         ("compute.threads", "", "from 1 to 1024 or auto"),
         ("scheduler.token_budget", "1e3", "whole number from 16 to 65536"),
         ("scheduler.token_budget", "9" * 30, "whole number from 16 to 65536"),
+        ("memory.swap_threshold", "nan", "number from 0 to 1"),
         ("compute.backend", "gpu", "one of cpu, reference"),
         ("model", " ", "name or a path"),
         ("server.allowed_hosts", "a,,b", "names without scheme and port, not ''"),
@@ -266,3 +267,8 @@ def test_any_text_is_a_number_of_bytes_or_a_settings_error(text: str) -> None:
         return
     assert amount >= 1
     assert text.strip()[0].isdecimal()
+
+
+def test_a_number_beyond_all_floats_is_out_of_range() -> None:
+    with pytest.raises(SettingsError, match="must be a number from 0 to 1, not"):
+        load(overrides={"memory.swap_threshold": 10**400})

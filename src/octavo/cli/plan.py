@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo.plan.report import Report
     from octavo.plan.traces import TraceRequest, TraceScale
 
-_CLASS_AND_FILE = re.compile(r"([a-z][a-z0-9_-]*)=(.+)")
+_CLASS_AND_FILE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
 
 
 @click.group("plan")

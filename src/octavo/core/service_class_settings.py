@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,6 +20,10 @@ from octavo.core.service_classes import (
 
 _MOST_CLASSES = 32
 _MOST_ROUTES = 256
+_MOST_NUMBER = 1 << 53
+# A name is the value of a header and of a label.
+_CLASS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_ROUTE_KEY = re.compile(r"[0-9a-f]{16}|anonymous")
 
 
 def parse_classes(value: object, name: str) -> tuple[ServiceClass, ...]:
@@ -39,13 +44,19 @@ def parse_classes(value: object, name: str) -> tuple[ServiceClass, ...]:
         raise SettingsError("must be built-in, off, or a mapping of classes", field=name)
     found = {each.name: each for each in BUILT_IN}
     for key, changes in tree.items():
-        if not isinstance(key, str) or not key.strip() or len(key) > 60:
-            raise SettingsError(f"{key!r:.60} is not a name of a class", field=name)
+        if not isinstance(key, str) or not _CLASS_NAME.fullmatch(key):
+            raise SettingsError(
+                f"{key!a:.60} is not a name of a class",
+                field=name,
+                remedy="use at most 60 of the characters A-Z, a-z, 0-9, '.', '_' and '-'",
+            )
+        if changes is None and key not in found:
+            raise SettingsError("is null, but there is no such class", field=f"{name}.{key}")
         if changes is None:
-            found.pop(key, None)
+            del found[key]
         else:
             before = found.get(key, ServiceClass(key))
-            found[key] = _changed(before, changes, f"{name}.{key}", without=("name",))
+            found[key] = _class(before, changes, name)
     if DEFAULT_CLASS not in found:
         raise SettingsError(f"the class {DEFAULT_CLASS} cannot be taken away", field=name)
     if len(found) > _MOST_CLASSES:
@@ -64,7 +75,7 @@ def parse_routes(value: object, name: str) -> tuple[Route, ...]:
     tree = _tree(value, name, "a list of rules")
     if not isinstance(tree, (list, tuple)) or len(tree) > _MOST_ROUTES:
         raise SettingsError(f"must be a list of at most {_MOST_ROUTES} rules", field=name)
-    return tuple(_changed(Route(""), rule, f"{name}[{number}]") for number, rule in enumerate(tree))
+    return tuple(_route(rule, f"{name}[{number}]") for number, rule in enumerate(tree))
 
 
 def show_classes(classes: tuple[ServiceClass, ...]) -> str:
@@ -105,10 +116,47 @@ def check_routes(routes: tuple[Route, ...], classes: tuple[ServiceClass, ...], n
 def _tree(value: object, name: str, wanted: str) -> object:
     if not isinstance(value, str):
         return value
+
+    def mapping(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key, each in pairs:
+            if key in found:
+                raise SettingsError(f"has the key {key!a:.60} twice", field=name)
+            found[key] = each
+        return found
+
     try:
-        return json.loads(value)
+        return json.loads(value, object_pairs_hook=mapping)
     except (ValueError, RecursionError):
         raise SettingsError(f"must be {wanted}, as JSON", field=name) from None
+
+
+def _class(before: ServiceClass, changes: object, name: str) -> ServiceClass:
+    try:
+        changed: ServiceClass = _changed(before, changes, f"{name}.{before.name}", ("name",))
+    except SettingsError as error:
+        if error.field is None or error.field.startswith(name):
+            raise
+        # Promises are checked where they are made, which knows the class only.
+        raise SettingsError(error.message, field=f"{name}.{error.field}") from error
+    return changed
+
+
+def _route(rule: object, name: str) -> Route:
+    route: Route = _changed(Route(""), rule, name)
+    if route.key is not None and not _ROUTE_KEY.fullmatch(route.key):
+        raise SettingsError(
+            "is no hash of a bearer token",
+            field=f"{name}.key",
+            remedy="write the first 16 hexadecimal digits of its SHA-256, in small letters, or "
+            "anonymous",
+        )
+    if route.path is not None and not route.path.startswith("/"):
+        raise SettingsError("is no beginning of a path, such as /v1/chat", field=f"{name}.path")
+    above, below = route.prompt_tokens_above, route.prompt_tokens_below
+    if below is not None and below - 1 <= (0 if above is None else above):
+        raise SettingsError("no prompt is so short", field=f"{name}.prompt_tokens_below")
+    return route
 
 
 def _changed(before: Any, changes: object, name: str, without: tuple[str, ...] = ()) -> Any:
@@ -126,11 +174,15 @@ def _changed(before: Any, changes: object, name: str, without: tuple[str, ...] =
         base = kind.removesuffix(" | None")
         good = {
             "str": isinstance(value, str),
-            "int": isinstance(value, int) and not isinstance(value, bool),
+            "int": isinstance(value, int)
+            and not isinstance(value, bool)
+            and 0 <= value < _MOST_NUMBER,
             "float": isinstance(value, (int, float)) and not isinstance(value, bool),
         }[base]
         if not good and not (optional and value is None):
-            words = {"str": "text", "int": "a whole number", "float": "a number"}[base]
+            words = {"str": "text", "int": "a whole number from 0 to 2^53", "float": "a number"}[
+                base
+            ]
             suffix = " or null" if optional else ""
             raise SettingsError(f"must be {words}{suffix}", field=f"{name}.{key}")
     return replace(before, **{str(key): value for key, value in changes.items()})

@@ -105,7 +105,7 @@ def _number(low: float, high: float, *, none: str | None = None) -> Parser:
             return None
         try:
             number = float(text) if isinstance(text, (int, float, str)) else None
-        except ValueError:
+        except (ValueError, OverflowError):
             number = None
         if number is None or isinstance(text, bool) or not low <= number <= high:
             words = f" or {none}" if none else ""

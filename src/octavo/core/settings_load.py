@@ -146,13 +146,6 @@ def _check_together(settings: Settings) -> None:
             field="scheduler.token_budget",
             remedy="raise it, or lower scheduler.max_batch_size",
         )
-    memory = settings.memory
-    if memory.swap_dir is not None and memory.swap_space is None:
-        raise SettingsError(
-            "a folder alone is not used",
-            field="memory.swap_dir",
-            remedy="say how much it may hold, for example memory.swap_space=8GB",
-        )
     check_routes(scheduler.routes, scheduler.service_classes, "scheduler.routes")
 
 

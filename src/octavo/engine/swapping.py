@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.catalog import octavo_home
 from octavo.core.clock import Clock
+from octavo.core.errors import SettingsError
 from octavo.core.settings import MemorySettings
 from octavo.core.units import format_bytes
 from octavo.engine.kv_pages import KvPages
@@ -62,9 +63,15 @@ def open_swapper(
 
     Raises:
         CapacityError: `swap_space` holds no page.
-        SettingsError: `swap_dir` cannot be used.
+        SettingsError: `swap_dir` cannot be used, or is set without `swap_space`.
     """
     if settings.swap_space is None:
+        if settings.swap_dir is not None:
+            raise SettingsError(
+                "a folder alone is not used",
+                field="memory.swap_dir",
+                remedy="say how much it may hold, for example memory.swap_space=8GB",
+            )
         return OpenSwapper()
     if not settings.reuses_pages:
         return OpenSwapper(about="none: no request finds pages of others with these settings")

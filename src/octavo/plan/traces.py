@@ -77,7 +77,8 @@ def read_trace(
     (`Tenant`, `tenant`); `service_class` replaces the former for the whole file.
 
     Raises:
-        InvalidRequest: the file cannot be read, or a line is malformed (the field names it).
+        InvalidRequest: the file cannot be read, a line is malformed (the field names it), or
+            scaling makes a request too long.
     """
     scale = scale or TraceScale()
     reader = _READERS.get(path.suffix.lower())
@@ -128,7 +129,12 @@ def _scaled(request: TraceRequest, scale: TraceScale, origin_seconds: float) -> 
 
 
 def _scaled_count(tokens: int, factor: float) -> int:
-    return max(round(tokens * factor), 1) if tokens else 0
+    scaled = tokens * factor
+    if scaled > MAX_REQUEST_TOKENS:
+        raise InvalidRequest(
+            f"makes {tokens} tokens more than {MAX_REQUEST_TOKENS}", field="length scale"
+        )
+    return max(round(scaled), 1) if tokens else 0
 
 
 class _Line:
