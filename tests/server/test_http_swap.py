@@ -10,7 +10,11 @@ from http_harness import Server, octavo_serve
 
 PROMPT = [5 + number * 7 % 300 for number in range(1500)]
 # Rows of this request only; the model is so small that nothing but this makes computing slow.
-SETTINGS = ("memory.kv_bytes=24MB", "scheduler.token_budget=16")
+SETTINGS = (
+    "memory.kv_bytes=24MB",
+    "memory.swap_timeout_ms=60000",
+    "scheduler.token_budget=16",
+)
 
 
 def ask(server: Server) -> tuple[object, int]:

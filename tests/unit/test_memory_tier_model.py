@@ -167,6 +167,11 @@ def test_cache_verbs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (status, "in use, stays" in out) == (1, True)
     os.close(fd)
     assert outcome("clear", "no-such-name")[0] == 1
+    in_the_way = folder / "segment-000099.kv"
+    in_the_way.mkdir()
+    status, out = outcome("clear")
+    assert (status, "could not be removed, stays" in out) == (1, True)
+    in_the_way.rmdir()
     status, out = outcome("clear", folder.name[:8])
     assert status == 0
     assert folders(root) == []

@@ -272,3 +272,10 @@ def test_any_text_is_a_number_of_bytes_or_a_settings_error(text: str) -> None:
 def test_a_number_beyond_all_floats_is_out_of_range() -> None:
     with pytest.raises(SettingsError, match="must be a number from 0 to 1, not"):
         load(overrides={"memory.swap_threshold": 10**400})
+
+
+def test_padding_without_static_batches_is_refused() -> None:
+    padding = "scheduler.static_padding=on"
+    with pytest.raises(SettingsError, match=r"static_padding: pads no batch .*batching=static"):
+        load(flags=[padding])
+    assert load(flags=[padding, "scheduler.batching=static"]).settings.scheduler.static_padding

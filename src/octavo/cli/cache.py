@@ -12,7 +12,13 @@ import click
 from octavo.cli.options import load, settings_options
 from octavo.core.units import format_bytes
 from octavo.memory.tiers.check import FolderCheck, check_folder, page_count
-from octavo.memory.tiers.folder import FolderSummary, clear_folder, folders, summarise
+from octavo.memory.tiers.folder import (
+    FolderSummary,
+    clear_folder,
+    folders,
+    is_in_use,
+    summarise,
+)
 
 
 @click.group("cache")
@@ -67,7 +73,10 @@ def clear(config: str | None, assignments: tuple[str, ...], name: str | None) ->
         size = summarise(path).bytes
         cleared = clear_folder(path)
         kept += not cleared
-        state = f"removed, {format_bytes(size)}" if cleared else "in use, stays"
+        if cleared:
+            state = f"removed, {format_bytes(size)}"
+        else:
+            state = "in use, stays" if is_in_use(path) else "could not be removed, stays"
         click.echo(f"{path.name[:16]}  {state}")
     sys.exit(1 if kept else 0)
 

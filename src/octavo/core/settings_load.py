@@ -146,6 +146,12 @@ def _check_together(settings: Settings) -> None:
             field="scheduler.token_budget",
             remedy="raise it, or lower scheduler.max_batch_size",
         )
+    if scheduler.static_padding and scheduler.batching != "static":
+        raise SettingsError(
+            f"pads no batch while scheduler.batching is {scheduler.batching}",
+            field="scheduler.static_padding",
+            remedy="add scheduler.batching=static",
+        )
     check_routes(scheduler.routes, scheduler.service_classes, "scheduler.routes")
 
 
