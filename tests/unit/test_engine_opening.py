@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_calibration_of_the_model_is_found(stored: Path) -> None:
     assert stored_cost(MODEL, None) is None
-    COST.write(stored)
+    stored.write_text(json.dumps(asdict(COST)))
     assert stored_cost(MODEL, None) == COST
 
 
@@ -40,5 +42,5 @@ def test_a_profile_that_was_named_must_be_one(stored: Path, tmp_path: Path) -> N
     named = tmp_path / "named.json"
     with pytest.raises(SettingsError, match="no cost profile"):
         stored_cost(MODEL, str(named))
-    COST.write(named)
+    named.write_text(json.dumps(asdict(COST)))
     assert stored_cost(MODEL, str(named)) == COST

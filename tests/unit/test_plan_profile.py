@@ -101,6 +101,8 @@ class TestFile:
             ({"token": "1"}, "token"),
             ({"past_token": True}, "past_token"),
             ({"past_token": 10**400}, "past_token"),
+            ({"decode_row": 1e308}, "decode_row"),
+            ({"chunk_square": float("nan")}, "chunk_square"),
             ({"constant": 0, "token": 0}, "constant"),
             ({"steps": 0}, "steps"),
             ({"machine": None}, "machine"),
@@ -113,6 +115,15 @@ class TestFile:
         with pytest.raises(SettingsError) as raised:
             parse_profile(json.dumps(content).encode(), "file")
         assert raised.value.field == (f"file: {field}" if field else "file")
+
+    @pytest.mark.parametrize("wrong", [-1, 1e308, float("nan"), 10**400, None, "x", 0])
+    def test_a_cost_that_no_step_has_is_refused(self, tmp_path: Path, wrong: object) -> None:
+        path = tmp_path / "profile.json"
+        path.write_text(
+            json.dumps({**json.loads(PROFILE.to_json()), "token": wrong, "constant": 0})
+        )
+        with pytest.raises(SettingsError, match="is no cost profile"):
+            read_cost(path)
 
     def test_other_files_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="cannot be read"):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from octavo.core.errors import SettingsError
-from octavo.schedule.cost import CostProfile
+from octavo.schedule.cost import MOST_PROFILE_NUMBER, CostProfile
 
 FORMAT = "octavo-profile-1"
 _MAX_FILE_BYTES = 1 << 16
@@ -147,8 +145,10 @@ class _Values:
 
     def number(self, name: str) -> float:
         value = self._content.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            with suppress(OverflowError):
-                if 0 <= float(value) < math.inf:
-                    return float(value)
-        raise self.wrong(name, "must be a number of at least 0")
+        if (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and 0 <= value <= MOST_PROFILE_NUMBER
+        ):
+            return float(value)
+        raise self.wrong(name, f"must be a number from 0 to {MOST_PROFILE_NUMBER:g}")

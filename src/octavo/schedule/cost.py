@@ -21,6 +21,8 @@ _PRIOR_WEIGHT = 1e-4
 _SWEEPS = 4
 _CLIPPED_ERRORS = 3.0
 _MOST_RATIO = 100.0
+MOST_PROFILE_NUMBER = 1000.0
+"""No number of a profile is larger; beyond it the fit would leave the range of floats."""
 
 
 @dataclass(slots=True)
@@ -62,11 +64,6 @@ class CostProfile:
     machine: str = ""
     model: str = ""
 
-    def write(self, path: Path) -> None:
-        """Store as JSON, for `read_profile`."""
-        values = {name: getattr(self, name) for name in (*FEATURES, "error", "machine", "model")}
-        path.write_text(json.dumps(values, indent=2) + "\n")
-
 
 def read_profile(path: Path) -> CostProfile:
     """Read a stored profile.
@@ -77,12 +74,21 @@ def read_profile(path: Path) -> CostProfile:
     try:
         values = json.loads(path.read_text())
         numbers = {name: float(values[name]) for name in (*FEATURES, "error")}
-        if not all(math.isfinite(value) and value >= 0 for value in numbers.values()):
-            raise ValueError("has numbers below 0")
+        if not all(0 <= value <= MOST_PROFILE_NUMBER for value in numbers.values()):
+            raise ValueError(f"has numbers that are not from 0 to {MOST_PROFILE_NUMBER:g}")
+        if numbers["constant"] + numbers["token"] <= 0:
+            raise ValueError("has steps that take no time")
         return CostProfile(
             **numbers, machine=str(values.get("machine", "")), model=str(values.get("model", ""))
         )
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise SettingsError(
             f"is no cost profile: {type(error).__name__}: {error}",
             field=f"file {path}",
