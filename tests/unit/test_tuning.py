@@ -114,7 +114,9 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     ["", "[]", '{"shapes": 3}', '{"shapes": {"a": {"tile_rows": "many"}}}',
-     '{"shapes": {"a": {"tile_rows": 0}}}', '{"shapes": {"a": []}}'],
+     '{"shapes": {"a": {"tile_rows": 0}}}', '{"shapes": {"a": []}}',
+     '{"shapes": {"a": {"tile_rows": 1' + "0" * 30 + "}}}",
+     '{"shapes": {"a": {"tile_rows": 1e999}}}', pytest.param("[" * 100_000, id="deep")],
 )  # fmt: skip
 def test_a_damaged_table_counts_as_none(tmp_path: Path, content: str) -> None:
     path = tmp_path / "table.json"

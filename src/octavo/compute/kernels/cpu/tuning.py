@@ -58,6 +58,17 @@ def kernel_digest() -> str:
     return hashlib.blake2b(Path(_native.__file__).read_bytes(), digest_size=16).hexdigest()
 
 
+_DAMAGE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+
+
 def tuning_path(tier: str, threads: int, *, folder: Path | None = None) -> Path:
     """File with the table of this processor, instruction set, thread count and build."""
     facts = "\n".join((processor_name(), kernel_digest(), tier, str(threads)))
@@ -74,9 +85,10 @@ def read_tuning(path: Path) -> Tuning:
             key: Knobs(**{name: int(value) for name, value in knobs.items() if name in names})
             for key, knobs in shapes.items()
         }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        valid = all(_native.knobs_are_valid(*values(knobs)) for knobs in table.values())
+    except _DAMAGE:
         return {}
-    return table if all(_native.knobs_are_valid(*values(knobs)) for knobs in table.values()) else {}
+    return table if valid else {}
 
 
 def write_tuning(path: Path, tuning: Tuning, *, tier: str, threads: int) -> None:
