@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -141,6 +142,26 @@ def test_a_full_queue_answers_429_and_when_to_come_again(tiny_path: Path, stream
             assert server.metric("octavo_refused_requests_total", **refused) == number
         assert server.metric("octavo_offered_requests_total", service_class="standard") == 5
         assert server.metric("octavo_requests_total", outcome="overloaded") == 3
+
+
+@pytest.mark.parametrize(
+    ("bound", "body", "param", "words"),
+    [
+        ({"queue_requests": 2}, {"n": 3}, "n", "no more than 2 answers wait, these are 3"),
+        ({"queue_requests": 2}, {"prompt": ["a"] * 3}, "prompt", "than 2 answers wait"),
+        ({"queue_tokens": 9}, {"prompt": [[5] * 5] * 2}, "prompt", "9 prompt tokens wait, .* 10$"),
+    ],
+)
+def test_a_call_that_no_queue_has_room_for_is_not_told_to_come_again(
+    tiny_path: Path, bound: dict[str, int], body: dict[str, object], param: str, words: str
+) -> None:
+    with served(tiny_path, (ServiceClass("standard", **bound),)) as server:  # type: ignore[arg-type]
+        reply = server.post(COMPLETIONS, {**SHORT, **body})
+        assert reply.status == 400
+        assert reply.error["param"] == param
+        assert re.search(words, reply.error["message"])
+        assert "retry-after" not in reply.headers
+        assert server.post(COMPLETIONS, {**SHORT, "prompt": [5] * 20}).status == 200
 
 
 def test_a_long_prompt_is_refused_before_it_is_tokenized(tiny_path: Path) -> None:

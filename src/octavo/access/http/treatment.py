@@ -68,9 +68,27 @@ class Treatment:
             service.client.check_room(service.class_named(shortest))
 
     def service_class(self, service: Service, prepared: Sequence[Prepared]) -> ServiceClass:
-        """The class it belongs to, the longest of its prompts being known."""
+        """The class it belongs to, the longest of its prompts being known.
+
+        Raises:
+            ApiError: the answers asked for would not find room in an empty queue, now or later.
+        """
         tokens = max(len(each.token_ids) for each in prepared)
-        return service.class_named(self._choose(service, tokens))
+        found = service.class_named(self._choose(service, tokens))
+        answers = sum(each.params.n for each in prepared)
+        whole_tokens = sum(each.params.n * len(each.token_ids) for each in prepared)
+        for wanted, most, what in (
+            (answers, found.queue_requests, "answers"),
+            (whole_tokens, found.queue_tokens, "prompt tokens"),
+        ):
+            # One alone is taken whatever its length.
+            if answers > 1 and most is not None and wanted > most:
+                raise invalid(
+                    f"asks for {answers} answers at once: class {found.name} lets no more than "
+                    f"{most} {what} wait, these are {wanted}",
+                    "n" if len(prepared) == 1 else "prompt",
+                )
+        return found
 
     def told(self, service_class: str) -> dict[str, object]:
         """What an answer says about the class that it was computed in."""
