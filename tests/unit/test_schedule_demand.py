@@ -127,6 +127,27 @@ def test_what_lower_classes_get_is_the_pace_of_stricter_ones_too() -> None:
     assert loads["fast"].wait_seconds == 0
 
 
+@pytest.mark.parametrize("later", ["fast", "standard"])
+@pytest.mark.parametrize("steps", [0, 1], ids=["waiting", "in prefill"])
+def test_who_leaves_unserved_does_not_slow_the_pace_down(later: str, steps: int) -> None:
+    engine = Clocked(
+        ServiceClass("fast", first_token_seconds=1.0, inter_token_seconds=0.5),
+        ServiceClass("standard", first_token_seconds=100),
+    )
+    leaving = [engine.ask(number, service_class="fast") for number in range(3)]
+    for _ in range(steps):
+        engine.driver.step()
+    for each in leaving:
+        engine.scheduler.cancel(each.id)
+    engine.driver.wait(1000)
+    for number in range(10, 15):
+        engine.ask(number, service_class=later)
+    for _ in range(2):
+        engine.driver.step()
+    engine.ask(20, service_class="fast")
+    assert 0 < engine.scheduler.class_loads()["fast"].wait_seconds < 1
+
+
 def test_a_step_leaves_room_for_what_comes_between_steps() -> None:
     cost = CostProfile(1e-3, 1e-3, 1e-3, 0, 0, error=0.01)
     driver = Driver(

@@ -25,6 +25,10 @@ class Pace:
         if self._since_seconds is None:
             self._since_seconds = now_seconds
 
+    def rest(self) -> None:
+        """There is nothing to work off: whoever waited has left."""
+        self._since_seconds = None
+
     def worked(self, tokens: int, now_seconds: float, *, goes_on: bool) -> None:
         """So many tokens are done; `goes_on` says whether more wait."""
         if self._since_seconds is not None:

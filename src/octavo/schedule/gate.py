@@ -103,8 +103,10 @@ def note_prefills(chunks: Iterable[Chunk], lanes: Ordered[Lane], now_seconds: fl
     total = 0
     for lane in reversed(lanes):
         total += worked[lane.rank]
-        if total:
-            goes_on = bool(lane.waiting or len(lane.prefilling))
+        goes_on = bool(lane.waiting or len(lane.prefilling))
+        if not (worked[lane.rank] or goes_on):
+            lane.pace.rest()
+        elif total:
             lane.pace.worked(total, now_seconds, goes_on=goes_on)
 
 

@@ -321,6 +321,8 @@ class Ledger:
 
     def _wait(self, sequence: Sequence, now: float) -> None:
         home = sequence.home
+        if not (home.waiting or len(home.prefilling)):
+            home.pace.rest()
         home.pace.begin(now)
         home.waiting += 1
         home.waiting_tokens += sequence.token_count
