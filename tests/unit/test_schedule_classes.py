@@ -171,6 +171,26 @@ def test_padded_batches_compute_what_a_tensor_of_them_would() -> None:
     assert driven.scheduler.cache.pool.held_count == 0
 
 
+def test_padding_goes_on_when_not_a_token_fits_into_a_step() -> None:
+    """A position in the padding costs more than any that the prompt itself has."""
+    driven = driver(
+        classes=UNIFORM,
+        batching="static",
+        max_rows=2,
+        static_padding=True,
+        max_step_seconds=0.001,
+        profile=CostProfile(0.001, 0.001, 0.0005, 1e-6, 1e-6),
+    )
+    asked = [
+        request("short", [1], max_new_tokens=2),
+        request("long", range(3, 13), max_new_tokens=2),
+    ]
+    driven.add(*asked)
+    driven.run()
+    for each in asked:
+        assert driven.answers[each.id] == alone(each, driven.scheduler.limit_tokens)
+
+
 def test_dynamic_batches_wait_for_company() -> None:
     driven = driver(classes=UNIFORM, batching="dynamic", max_rows=2, max_wait_seconds=0.5)
     driven.add(request("a", [1]))

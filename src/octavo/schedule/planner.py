@@ -271,7 +271,11 @@ class Planner:
     def _least_seconds(self, turn: _Turn) -> float:
         if len(turn.decodes):
             return self._cost.decodes(1, int(self._rows.computed[turn.decodes[0]]))
-        return 0.0 if turn.next is None else self._cost.chunk(1, turn.next.token_count)
+        return 0.0 if turn.next is None else self._token_seconds(turn.next)
+
+    def _token_seconds(self, sequence: Sequence) -> float:
+        """What one more token of a prefill takes at most, wherever its next chunk starts."""
+        return self._cost.chunk(1, max(sequence.token_count, sequence.position))
 
     def _serve_urgent(self) -> None:
         if self._limit == _INFINITE:
@@ -419,12 +423,11 @@ class Planner:
             while turn.next is not None:
                 sequence = turn.next
                 if sequence.row >= 0 and sequence.order not in self.draft.victims:
-                    full = sequence.computed >= sequence.room and not self.draft.pages.available
+                    full = sequence.position >= sequence.room and not self.draft.pages.available
                     if full and not self.draft.force_page_for(sequence):
                         turn.advance()
                         continue
-                least = self._cost.chunk(1, sequence.token_count)
-                self._serve_prefill(turn, max(least, self._left))
+                self._serve_prefill(turn, max(self._token_seconds(sequence), self._left))
                 if self.draft.has_rows:
                     return
                 if turn.next is sequence:
