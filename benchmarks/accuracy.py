@@ -19,12 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from octavo.compute.batch import StepModel
-from octavo.compute.kernels.cpu.model import CpuModel
-from octavo.compute.kernels.reference.model import ReferenceModel
-from octavo.compute.load.source import GgufWeights
-from octavo.compute.models.registry import load_program
 from octavo.core.catalog import KNOWN_MODELS, models_dir, pull
-from octavo.core.gguf import GgufFile
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # The oracle belongs to the tests, which hold the same figures to their bounds.
@@ -50,40 +45,24 @@ class Row:
     mean_kl: float
 
 
-def open_cpu(path: Path, activations: str, kv_format: str, tier: str | None = None) -> CpuModel:
-    with GgufFile.open(path) as file:
-        return CpuModel(
-            load_program(file),
-            GgufWeights(file),
-            activations=activations,
-            kv_format=kv_format,
-            tier=tier,
-        )
-
-
-def open_numpy(path: Path) -> ReferenceModel:
-    with GgufFile.open(path) as file:
-        return ReferenceModel(load_program(file), GgufWeights(file))
-
-
 def measure(name: str, data: Path, numpy_tokens: int, scalar_tokens: int) -> Iterator[Row]:
     """All rows of one model; the scalar tier, which is slow, on the default model only."""
     path = pull(name, folder=models_dir())
     oracle = oracles.consult(path, oracles.sample_texts(path, data))
-    models: dict[str, StepModel] = {" ".join(mode): open_cpu(path, *mode) for mode in MODES}
+    models: dict[str, StepModel] = {" ".join(mode): oracles.open_cpu(path, *mode) for mode in MODES}
     for text in oracle.texts:
         for key, found in oracles.compare(oracle, models, text).items():
             yield Row(name, "cpu", *key.split(), text, **asdict(found))
     for model in models.values():
         model.close()
     if numpy_tokens:
-        numpy = open_numpy(path)
+        numpy = oracles.open_numpy(path)
         found = oracles.compare(oracle, {"numpy": numpy}, "english", numpy_tokens)["numpy"]
         yield Row(name, "reference", "fp32", "fp16", "english", **asdict(found))
         numpy.close()
     if scalar_tokens and name == "smollm2-135m":
         for mode in MODES:
-            scalar = open_cpu(path, *mode, tier="scalar")
+            scalar = oracles.open_cpu(path, *mode, tier="scalar")
             found = oracles.compare(oracle, {"scalar": scalar}, "english", scalar_tokens)["scalar"]
             yield Row(name, "cpu, scalar tier", *mode, "english", **asdict(found))
             scalar.close()

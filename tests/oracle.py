@@ -22,6 +22,10 @@ import torch
 import transformers
 
 from octavo.compute.batch import Batch, StepModel
+from octavo.compute.kernels.cpu.model import CpuModel
+from octavo.compute.kernels.reference.model import ReferenceModel
+from octavo.compute.load.source import GgufWeights
+from octavo.compute.models.registry import load_program
 from octavo.core.gguf import GgufFile
 from octavo.text.tokenizer import Tokenizer
 
@@ -51,6 +55,24 @@ class Oracle:
     hidden: Mapping[str, list[torch.Tensor]]
     head: torch.Tensor
     config: transformers.PretrainedConfig
+
+
+def open_cpu(
+    path: Path, activations: str, kv_format: str = "fp16", tier: str | None = None
+) -> CpuModel:
+    with GgufFile.open(path) as file:
+        return CpuModel(
+            load_program(file),
+            GgufWeights(file),
+            activations=activations,
+            kv_format=kv_format,
+            tier=tier,
+        )
+
+
+def open_numpy(path: Path) -> ReferenceModel:
+    with GgufFile.open(path) as file:
+        return ReferenceModel(load_program(file), GgufWeights(file))
 
 
 def english(data_dir: Path) -> str:

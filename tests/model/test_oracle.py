@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from octavo.compute.batch import StepModel
-from octavo.compute.kernels.cpu.model import CpuModel
-from octavo.compute.kernels.reference.model import ReferenceModel
-from octavo.compute.load.source import GgufWeights
-from octavo.compute.models.registry import load_program
-from octavo.core.gguf import GgufFile
-from oracle import Agreement, Oracle, compare, consult, sample_texts
+from oracle import (
+    Agreement,
+    Oracle,
+    compare,
+    consult,
+    open_cpu,
+    open_numpy,
+    sample_texts,
+)
 
 MODES = ("fp32", "int8x2", "int8")
 NUMPY_TOKENS = 576
@@ -25,24 +27,6 @@ SCALAR_TOKENS = 128
 CACHE_TOKENS = 1024
 CACHE_BOUNDS = {"smollm2": (0.955, 6e-3), "gemma3": (0.94, 1.2e-2), "qwen": (0.88, 4e-2)}
 """Top-1 and mean KL with an int8 cache; Qwen's K has channels far larger than the others."""
-
-
-def _cpu(
-    path: Path, activations: str, *, kv_format: str = "fp16", tier: str | None = None
-) -> StepModel:
-    with GgufFile.open(path) as file:
-        return CpuModel(
-            load_program(file),
-            GgufWeights(file),
-            activations=activations,
-            kv_format=kv_format,
-            tier=tier,
-        )
-
-
-def _numpy(path: Path) -> StepModel:
-    with GgufFile.open(path) as file:
-        return ReferenceModel(load_program(file), GgufWeights(file))
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3", "qwen"])
@@ -59,7 +43,7 @@ def oracle(path: Path, data_dir: Path) -> Oracle:
 @pytest.fixture(scope="module")
 def table(oracle: Oracle, path: Path) -> dict[tuple[str, str], Agreement]:
     """Agreement by activations and text."""
-    models = {mode: _cpu(path, mode) for mode in MODES}
+    models = {mode: open_cpu(path, mode) for mode in MODES}
     found = {
         (mode, text): agreement
         for text in oracle.texts
@@ -92,7 +76,7 @@ def test_default_activations(
 
 def test_int8_cache(request: pytest.FixtureRequest, oracle: Oracle, path: Path) -> None:
     top1, mean_kl = CACHE_BOUNDS[request.node.callspec.params["path"]]
-    model = _cpu(path, "int8x2", kv_format="int8")
+    model = open_cpu(path, "int8x2", kv_format="int8")
     found = compare(oracle, {"int8": model}, "english", CACHE_TOKENS)["int8"]
     model.close()
     assert found.tokens == CACHE_TOKENS
@@ -109,7 +93,7 @@ def test_quantised_activations_differ_from_exact_ones(
 
 
 def test_numpy_interpreter(oracle: Oracle, path: Path) -> None:
-    found = compare(oracle, {"numpy": _numpy(path)}, "english", NUMPY_TOKENS)["numpy"]
+    found = compare(oracle, {"numpy": open_numpy(path)}, "english", NUMPY_TOKENS)["numpy"]
     assert found.tokens == NUMPY_TOKENS
     assert found.top1 >= 0.995
     assert -1e-6 <= found.mean_kl <= 1e-4
@@ -118,7 +102,7 @@ def test_numpy_interpreter(oracle: Oracle, path: Path) -> None:
 def test_scalar_tier(oracle: Oracle, path: Path, smollm2_path: Path) -> None:
     if path != smollm2_path:
         pytest.skip("the scalar tier is slow; one model is enough")
-    model = _cpu(path, "int8x2", tier="scalar")
+    model = open_cpu(path, "int8x2", tier="scalar")
     found = compare(oracle, {"scalar": model}, "english", SCALAR_TOKENS)["scalar"]
     assert found.tokens == SCALAR_TOKENS
     assert found.top1 >= 0.995
