@@ -58,10 +58,7 @@ def once(pages: int) -> dict[str, float]:
 
     def publish() -> None:
         for table, own in zip(tables, keys, strict=True):
-            parent = None
-            for page, key in zip(table, own, strict=True):
-                cache.publish(page, key, parent)
-                parent = key
+            cache.publish_run(table, own, 0, _TABLE_PAGES)
 
     def find_and_share() -> None:
         for own in keys:

@@ -14,10 +14,10 @@ from hypothesis.stateful import (
     rule,
 )
 
+from octavo.memory._pages import CACHED, FREE, HELD
 from octavo.memory.cache import PageCache
 from octavo.memory.draft import PageDraft
 from octavo.memory.keys import child_key, root_key
-from octavo.memory.pool import CACHED, FREE, HELD
 
 ROOT = root_key(b"model", b"")
 
@@ -88,7 +88,7 @@ class PageCacheMachine(RuleBasedStateMachine):
 
     def _extend(self, table: Table, letter: int) -> None:
         free = self.cache.pool.free_count
-        cached = list(self.cache.pool.cached_pages())
+        cached = self.cache.pool.cached_pages()
         slab_pages = self.cache.pool.slab_pages
         ranks = self._slab_ranks()
         before = {page: self.cache.pool.state[page] for page in range(self.cache.pool.pages)}
@@ -124,7 +124,7 @@ class PageCacheMachine(RuleBasedStateMachine):
         ]
         given_up = pool.cached_count - len(kept)
         assert self.cache.give_up_idle(pool.now_seconds - idle_seconds) == given_up
-        assert list(pool.cached_pages()) == kept
+        assert pool.cached_pages() == kept
         for slab in pool.empty_slabs():
             if pool.empty_since[slab] <= pool.now_seconds - idle_seconds:
                 pool.set_backed(slab, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.core.request import Request
+from octavo.memory.cache import PageCache
 from octavo.memory.keys import child_key, root_key
 from octavo.memory.misses import MissHistory, MissReason
 from octavo.schedule.events import Decision
@@ -77,11 +78,28 @@ def test_salts_of_tenants_do_not_run_into_each_other() -> None:
     assert len(salts) == 4
 
 
-def test_history_is_bounded_and_forgets_the_oldest() -> None:
+def test_history_of_beginnings_is_bounded_and_forgets_the_oldest() -> None:
     history = MissHistory(remembered=2)
+    root, other = root_key(b"model", b""), root_key(b"model", b"salt")
+    for number in range(3):
+        history.explain(root, (number,), was_given_up=False)
+    reasons = [history.explain(other, (number,), was_given_up=False) for number in (2, 0)]
+    assert reasons == [MissReason.SALT, MissReason.FIRST_TIME]
+
+
+def test_history_of_lost_pages_is_bounded_and_forgets_the_oldest() -> None:
+    cache = PageCache(1)
     root = root_key(b"model", b"")
-    keys = [child_key(root, [number]) for number in range(3)]
-    for key in keys:
-        history.give_up(key)
-    reasons = [history.explain(key, root, None) for key in keys]
-    assert reasons == [MissReason.FIRST_TIME, MissReason.EVICTED, MissReason.EVICTED]
+    keys = [child_key(root, [number]) for number in range((1 << 15) + 3)]
+    for key in (keys[0], *keys):
+        cache.publish(cache.allocate(), key, None)
+        cache.release([0])
+    # The last one is still there, all but the newest of the others are forgotten.
+    assert [cache.was_given_up(keys[place]) for place in (0, 1, 2, -2, -1)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert cache.audit([]) == []

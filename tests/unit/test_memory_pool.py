@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from octavo.core.errors import CapacityError, SettingsError
+from octavo.memory._pages import CACHED, FREE, HELD
 from octavo.memory.cache import PageCache
 from octavo.memory.draft import PageDraft
 from octavo.memory.keys import KEY_BYTES, child_key, extend_keys, root_key
-from octavo.memory.pool import CACHED, FREE, HELD, PagePool
 from octavo.memory.waste import measure_waste
 
 ROOT = root_key(b"model", b"")
@@ -57,45 +59,76 @@ class TestPool:
     @pytest.mark.parametrize("sizes", [(0, 4), (-1, 4), (4, 0)])
     def test_refuses_sizes_below_one(self, sizes: tuple[int, int]) -> None:
         with pytest.raises(SettingsError):
-            PagePool(sizes[0], slab_pages=sizes[1])
+            PageCache(sizes[0], slab_pages=sizes[1])
 
     def test_takes_from_the_fullest_slab(self) -> None:
-        pool = PagePool(8, slab_pages=4)
-        pages = [pool.allocate()[0] for _ in range(6)]
+        cache = PageCache(8, slab_pages=4)
+        pages = [cache.allocate() for _ in range(6)]
         assert pages == [0, 1, 2, 3, 4, 5]
-        pool.release(0)  # slab 0 has one free page, slab 1 two
-        assert pool.allocate() == (0, False)
-        for page in (0, 1, 2):
-            pool.release(page)
-        assert {pool.allocate()[0], pool.allocate()[0]} == {6, 7}
+        cache.release([0])  # slab 0 has one free page, slab 1 two
+        assert cache.allocate() == 0
+        cache.release([0, 1, 2])
+        assert {cache.allocate(), cache.allocate()} == {6, 7}
 
     def test_a_full_pool_says_so(self) -> None:
-        pool = PagePool(2)
-        pool.allocate()
-        pool.allocate()
+        cache = PageCache(2)
+        cache.take([0, 1])
         with pytest.raises(CapacityError, match="all 2 pages are held"):
-            pool.allocate()
+            cache.allocate()
 
     def test_wrong_moves_are_refused(self) -> None:
-        pool = PagePool(2)
-        page, _ = pool.allocate()
+        cache = PageCache(2)
+        page = cache.allocate()
         with pytest.raises(ValueError, match="held"):
-            pool.take([page])
-        pool.release(page)
+            cache.take([page])
+        cache.release([page])
         with pytest.raises(ValueError, match="not held"):
-            pool.release(page)
+            cache.release([page])
         with pytest.raises(ValueError, match="free"):
-            pool.share([page])
-        with pytest.raises(ValueError, match="not cached"):
-            pool.discard(page)
+            cache.share([page])
+        with pytest.raises(ValueError, match="only held pages"):
+            cache.publish(page, chain(1)[0], None)
+        with pytest.raises(ValueError, match="no such level"):
+            cache.release([cache.allocate()], level=1)
+        assert cache.audit([[page]]) == []
+
+    @pytest.mark.parametrize("page", [-1, 2, 1 << 40])
+    def test_pages_that_do_not_exist_are_refused(self, page: int) -> None:
+        cache = PageCache(2)
+        draft = PageDraft(cache)
+        for wrong in (cache.take, cache.share, cache.release, draft.share, draft.release):
+            with pytest.raises((IndexError, ValueError)):
+                wrong([page])
+        with pytest.raises(ValueError, match="not taken here"):
+            draft.give_back([0])
+        assert cache.audit([]) == []
+
+    @pytest.mark.parametrize("key", [b"", b"short", "text", None])
+    def test_what_is_no_key_is_refused(self, key: object) -> None:
+        cache = PageCache(2)
+        with pytest.raises(ValueError, match="32 bytes"):
+            cache.look_up([key])  # type: ignore[list-item]
 
     def test_a_hit_leaves_the_middle_of_the_cached_list(self) -> None:
-        pool = PagePool(4)
-        for page in [pool.allocate()[0] for _ in range(4)]:
-            pool.keep([page])
-        pool.share([1])
-        assert list(pool.cached_pages()) == [0, 2, 3]
-        assert (pool.state[1], pool.refs[1], pool.cached_count) == (HELD, 1, 3)
+        cache = PageCache(4)
+        pages = [cached_chain(cache, chain(number))[0] for number in range(4)]
+        cache.share([pages[1]])
+        assert cache.pool.cached_pages() == [pages[0], *pages[2:]]
+        assert cache.pool.cached_pages(1) == [pages[0]]
+        state, refs = cache.pool.state, cache.pool.refs
+        assert (state[pages[1]], refs[pages[1]], cache.pool.cached_count) == (HELD, 1, 3)
+
+    def test_columns_outlive_the_cache_and_see_its_changes(self) -> None:
+        cache = PageCache(4)
+        refs, identities = cache.pool.refs, cache.index.hash_id
+        table = [cache.allocate()]
+        publish(cache, table, chain(1))
+        assert (refs[table[0]], identities[table[0]]) == (1, 0)
+        cache.repair([table, table])
+        assert (refs[table[0]], identities[table[0]]) == (2, -1)
+        del cache
+        gc.collect()
+        assert refs.tolist() == [2, 0, 0, 0]
 
 
 class TestCache:
@@ -172,7 +205,7 @@ def damage_slabs(cache: PageCache) -> None:
 
 
 def damage_mask(cache: PageCache) -> None:
-    cache.pool.bucket_mask ^= 1 << 2
+    cache.pool.bucket_words[0] ^= 1 << 2
 
 
 def damage_key(cache: PageCache) -> None:
@@ -184,14 +217,16 @@ def damage_children(cache: PageCache) -> None:
 
 
 def damage_order(cache: PageCache) -> None:
-    child, parent = list(cache.pool.cached_pages())
-    cache.pool.share([child])
-    cache.pool.keep([child])
-    assert list(cache.pool.cached_pages()) == [parent, child]
+    pool, anchor = cache.pool, cache.pool.cached_anchor(0)
+    child, parent = pool.cached_pages()
+    ring = [anchor, parent, child]
+    for member, after in zip(ring, [*ring[1:], anchor], strict=True):
+        pool.next[member], pool.prev[after] = after, member
+    assert pool.cached_pages() == [parent, child]
 
 
 def damage_twins(cache: PageCache) -> None:
-    cache.index.twins[0] = [0]
+    cache.index.twin_next[0] = 1
 
 
 @pytest.mark.parametrize(
@@ -250,6 +285,18 @@ class TestDraft:
         assert draft.available == 4
         assert draft.take(3) == [taken[0], taken[1], taken[3]]
 
+    def test_a_draft_of_pages_that_have_changed_takes_none(self) -> None:
+        cache = PageCache(4)
+        draft = PageDraft(cache)
+        cache.allocate()
+        with pytest.raises(RuntimeError, match="changed meanwhile"):
+            draft.take(1)
+
+    def test_taking_more_than_there_is_fails(self) -> None:
+        draft = PageDraft(PageCache(4))
+        with pytest.raises(IndexError):
+            draft.take(5)
+
     def test_released_pages_come_last_and_shared_ones_stay(self) -> None:
         cache = PageCache(3)
         table = [cache.allocate(), cache.allocate()]
@@ -279,7 +326,7 @@ class TestRetention:
         publish(cache, tables[1], lax)
         cache.release(tables[0], level=1)
         cache.release(tables[1], level=0)
-        assert list(cache.pool.cached_pages()) == [*tables[1][::-1], *tables[0][::-1]]
+        assert cache.pool.cached_pages() == [*tables[1][::-1], *tables[0][::-1]]
         cache.allocate()
         assert cache.look_up(lax) == tables[1][:1]
         assert cache.look_up(strict) == tables[0]
@@ -294,5 +341,5 @@ class TestRetention:
         publish(cache, other, lax)
         cache.release(table, level=1)
         cache.release(other, level=0)
-        assert list(cache.pool.cached_pages()) == [other[2], table[2], table[1], table[0]]
+        assert cache.pool.cached_pages() == [other[2], table[2], table[1], table[0]]
         assert cache.audit([]) == []

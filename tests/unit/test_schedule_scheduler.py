@@ -9,7 +9,7 @@ from msgspec import structs
 
 from octavo.core.errors import CapacityError, InvalidRequest, PromptTooLong, SettingsError
 from octavo.core.request import FinishReason, Request, RequestState, Transition
-from octavo.memory.pool import FREE
+from octavo.memory._pages import FREE
 from octavo.schedule.plan import StepPlan, StepResult
 from octavo.schedule.scheduler import Scheduler
 from schedule_harness import Driver, alone, next_token, request

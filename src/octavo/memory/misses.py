@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from enum import Enum
-from typing import TypeVar
 
 from octavo.memory.keys import child_key, root_key
 
 _REMEMBERED = 1 << 15
 _ANY_ROOT = root_key(b"", b"")
-_Value = TypeVar("_Value")
 
 
 class MissReason(Enum):
@@ -25,19 +23,16 @@ class MissReason(Enum):
 
 
 class MissHistory:
-    """Keys that were given up, and under which salts prompts began, the newest of each."""
+    """Under which roots prompts began, the newest of them."""
 
     def __init__(self, remembered: int = _REMEMBERED):
         self._remembered = remembered
-        self._given_up: OrderedDict[bytes, None] = OrderedDict()
         self._roots: OrderedDict[bytes, bytes] = OrderedDict()
 
-    def give_up(self, key: bytes) -> None:
-        """The page of `key` was evicted."""
-        self._put(self._given_up, key, None)
-
-    def explain(self, key: bytes, root: bytes, first_page: tuple[int, ...] | None) -> MissReason:
-        """Why `key` was not found; `first_page` are the prompt's first tokens if that is its page.
+    def explain(
+        self, root: bytes, first_page: tuple[int, ...] | None, *, was_given_up: bool
+    ) -> MissReason:
+        """Why a key was not found; `first_page` are the prompt's first tokens if that is its page.
 
         A prompt that is asked about is remembered under its root.
         """
@@ -45,13 +40,10 @@ class MissHistory:
         if first_page is not None:
             beginning = child_key(_ANY_ROOT, first_page)
             other = self._roots.get(beginning)
-            self._put(self._roots, beginning, root)
-        if key in self._given_up:
+            self._roots[beginning] = root
+            self._roots.move_to_end(beginning)
+            if len(self._roots) > self._remembered:
+                self._roots.popitem(last=False)
+        if was_given_up:
             return MissReason.EVICTED
         return MissReason.FIRST_TIME if other in (None, root) else MissReason.SALT
-
-    def _put(self, entries: OrderedDict[bytes, _Value], key: bytes, value: _Value) -> None:
-        entries[key] = value
-        entries.move_to_end(key)
-        if len(entries) > self._remembered:
-            entries.popitem(last=False)

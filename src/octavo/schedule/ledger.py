@@ -186,7 +186,7 @@ class Ledger:
         if root is None or found_pages >= min(sequence.reusable_pages, len(sequence.keys)):
             return
         first_page = None if found_pages else tuple(sequence.tokens[: sequence.page_tokens])
-        reason = self.cache.misses.explain(sequence.keys[found_pages], root, first_page).value
+        reason = self.cache.explain_miss(sequence.keys[found_pages], root, first_page).value
         self.counters.prefix_misses[reason] += 1
         self._tell("prefix_missed", sequence, now, f"{reason} after {found_pages} pages")
 
@@ -241,8 +241,7 @@ class Ledger:
         if full == first or sequence.root is None:
             return
         sequence.extend_keys()
-        for page in range(first, full):
-            self.cache.publish(sequence.table[page], sequence.keys[page], sequence.parent_key(page))
+        self.cache.publish_run(sequence.table, sequence.keys, first, full)
         if first < sequence.marked_pages:
             self._wake(sequence, first, full)
         sequence.published_pages = full

@@ -237,9 +237,6 @@ class Sequence:
         if self.token_count >= (len(self.keys) + 1) * self.page_tokens:
             extend_keys(self.keys, self.root, self.tokens, self.page_tokens)
 
-    def parent_key(self, page: int) -> bytes | None:
-        return self.keys[page - 1] if page else None
-
     def leave(self) -> list[int]:
         """Forget row and pages; returns the page table to be released."""
         table, self.table = self.table, []

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from octavo.core.clock import Clock, monotonic
 from octavo.core.ids import RequestId
+from octavo.memory import _pages
 from octavo.memory.cache import PageCache
-from octavo.memory.pool import CACHED
 from octavo.memory.tiers.mover import PageMover
 from octavo.memory.tiers.tier import look_up
 
@@ -157,7 +157,7 @@ class Swapper:
             # What was used last is the likeliest to be asked for again; parents go first.
             page = self._idle_pages.pop()
             # Meanwhile it may have been given up, to return memory to the system.
-            if self._cache.pool.state[page] == CACHED and not self._is_kept(page):
+            if self._cache.pool.state[page] == _pages.CACHED and not self._is_kept(page):
                 self._write(page)
         return bool(self._idle_pages)
 
@@ -271,7 +271,7 @@ class Swapper:
             return
         if pool.pages - pool.free_count <= self._threshold * pool.pages:
             return
-        for _, page in zip(range(_DEPTH_PAGES), pool.cached_pages(), strict=False):
+        for page in pool.cached_pages(_DEPTH_PAGES):
             if not self._is_kept(page):
                 self._write(page)
                 room -= 1
@@ -282,7 +282,7 @@ class Swapper:
         """As many cached pages as the tier can hold, the last of them used last."""
         if not self.mover.tier.takes_pages:
             return []
-        pages = list(self._cache.pool.cached_pages())
+        pages = self._cache.pool.cached_pages()
         return pages[-self.mover.tier.capacity().most_pages :]
 
     def _write(self, page: int) -> None:
