@@ -69,11 +69,13 @@ const float* bias_data(const nb::object& bias, int64_t channels) {
   return values.data();
 }
 
-// Runs all matrices over the same activations; outs[i] is [rows, channels of matrix i].
+// Runs all matrices over the same activations; outs[i] is [rows, channels of matrix i]. A softcap
+// of 0 is none.
 void run_linear(const char* tier, int threads, const nb::list& matrices, const std::string& mode,
-                Matrix x, const nb::list& biases, const nb::list& outs) {
+                Matrix x, const nb::list& biases, const nb::list& outs, float softcap) {
   require(matrices.size() == outs.size() && matrices.size() == biases.size(),
           "linear: as many outputs and biases as matrices");
+  require(softcap >= 0.0f, "linear: a softcap is positive");
   std::vector<LinearTarget> targets;
   for (size_t i = 0; i < matrices.size(); ++i) {
     const PackedWeight& weight = nb::cast<PackedMatrix&>(matrices[i]).weight;
@@ -82,7 +84,7 @@ void run_linear(const char* tier, int threads, const nb::list& matrices, const s
     require(out.shape(0) == x.shape(0) && int64_t(out.shape(1)) == weight.channels,
             "linear: out does not fit");
     targets.push_back({&weight, bias_data(biases[i], weight.channels), out.data(),
-                       weight.channels});
+                       weight.channels, nullptr, softcap});
   }
   const Operators& operators = choose_operators(tier);
   Pool pool(threads);
@@ -142,7 +144,8 @@ void bind_gemm(nb::module_& module) {
   module.def("row_bytes", row_bytes, nb::arg("ggml_type"), nb::arg("width"),
              "Bytes of a row of this format; 0 for an unknown format or a width it cannot have.");
   module.def("linear", run_linear, nb::arg("tier"), nb::arg("threads"), nb::arg("matrices"),
-             nb::arg("activations"), nb::arg("x"), nb::arg("biases"), nb::arg("outs"));
+             nb::arg("activations"), nb::arg("x"), nb::arg("biases"), nb::arg("outs"),
+             nb::arg("softcap") = 0.0f);
   module.def("knobs_are_valid",
              [](int32_t tile_rows, int32_t block_rows, int32_t spread_rows,
                 int32_t chunks_per_thread, int32_t prefetch_bytes) {

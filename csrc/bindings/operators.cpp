@@ -35,12 +35,6 @@ void run_elementwise(const char* tier, int threads, Matrix a, Matrix b, OutMatri
   (choose_operators(tier).*Operator)(pool, a.data(), b.data(), a.size(), out.data());
 }
 
-void run_softcap(const char* tier, int threads, OutMatrix x, float cap) {
-  require(cap > 0.0f, "softcap: the cap must be positive");
-  Pool pool(threads);
-  choose_operators(tier).softcap(pool, x.data(), x.size(), cap);
-}
-
 void run_rope(const char* tier, int threads, Matrix x, Matrix table, int heads, int dims,
               bool interleaved, OutMatrix out) {
   require(heads > 0 && x.shape(1) % size_t(heads) == 0, "rope: heads do not divide the width");
@@ -63,7 +57,6 @@ void bind_operators(nb::module_& module) {
   module.def("add", run_elementwise<&Operators::add>);
   module.def("silu_mul", run_elementwise<&Operators::silu_mul>);
   module.def("gelu_mul", run_elementwise<&Operators::gelu_mul>);
-  module.def("softcap", run_softcap);
   module.def("rope", run_rope);
 }
 

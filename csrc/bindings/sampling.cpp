@@ -2,6 +2,8 @@
 
 #include <nanobind/stl/array.h>
 
+#include <vector>
+
 #include "octavo/philox.h"
 #include "octavo/pool.h"
 
@@ -55,7 +57,12 @@ class Sampler {
     const LogitJobs view = jobs_from_arrays(jobs, ids, bias_values, results, top_ids, top_logprobs,
                                             logits.shape(0), workspace_.vocabulary());
     nb::gil_scoped_release unlocked;
-    process_rows(pool_, workspace_, logits.data(), logits.shape(1), 0, logits.shape(0), view);
+    const size_t vocabulary = logits.shape(1);
+    std::vector<LogitRow> rows(logits.shape(0));
+    for (size_t i = 0; i < rows.size(); ++i) {
+      rows[i] = {logits.data() + i * vocabulary, vocabulary, nullptr};
+    }
+    process_rows(pool_, workspace_, rows.data(), 0, rows.size(), view);
   }
 
  private:

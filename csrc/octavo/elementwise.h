@@ -71,10 +71,5 @@ inline void gate_mul_prepare(Pool& pool, const float* gate, const float* up, siz
   });
 }
 
-// x = c tanh(x / c) in place.
-inline void softcap(Pool& pool, float* x, size_t total, float c) {
-  for_each_vector(pool, total, [=](size_t i, int n) { put(x + i, cap(take(x + i, n), c), n); });
-}
-
 }  // namespace OCTAVO_TIER
 }  // namespace octavo

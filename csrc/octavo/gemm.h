@@ -116,10 +116,23 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
   }
 }
 
-// Scales, adds the bias and stores `rows` rows of a panel; `terms` sums make one row.
+// Offers channels [channel, channel + count) of a row to what the worker keeps of it.
+inline void offer_logits(TopLogits& top, simd::F16 value, int64_t channel, int count) {
+  uint32_t lanes = simd::not_less(value, simd::set1(top.bound)) & ((1u << count) - 1);
+  if (lanes == 0) return;
+  float logits[16];
+  simd::store(logits, value);
+  for (; lanes != 0; lanes &= lanes - 1) {
+    const int lane = __builtin_ctz(lanes);
+    keep_logit(top, logits[lane], static_cast<int32_t>(channel + lane));
+  }
+}
+
+// Finishes `rows` rows of a panel and puts them where they belong; `terms` sums make one row.
 inline void store_panel(const LinearTarget& target, int64_t panel, const float* sums, int64_t terms,
-                        int64_t first_row, int64_t rows) {
+                        int64_t first_row, int64_t rows, int worker) {
   const simd::F16 tensor_scale = simd::set1(target.weight->tensor_scale);
+  const LogitSink* sink = target.sink;
   for (int half = 0; half < 2; ++half) {
     const int64_t channel = panel * panel_channels + 16 * half;
     const int64_t left = target.weight->channels - channel;
@@ -133,7 +146,17 @@ inline void store_panel(const LinearTarget& target, int64_t panel, const float* 
       if (terms == 2) value = simd::add(value, simd::load(sum + panel_channels));
       value = simd::mul(value, tensor_scale);
       if (biased) value = simd::add(value, bias);
-      const int64_t place = (first_row + row) * target.ldy + channel;
+      if (target.softcap > 0.0f) value = cap(value, target.softcap);
+      int64_t slot = first_row + row;
+      if (sink != nullptr) {
+        TopLogits& top = sink->tops[static_cast<size_t>(worker) * sink->rows + slot];
+        slot = sink->slots[slot];
+        if (slot < 0) {
+          offer_logits(top, value, channel, count);
+          continue;
+        }
+      }
+      const int64_t place = slot * target.ldy + channel;
       if (target.residual != nullptr) value = simd::add(take(target.residual + place, count), value);
       put(target.y + place, value, count);
     }
@@ -142,7 +165,7 @@ inline void store_panel(const LinearTarget& target, int64_t panel, const float* 
 
 // One panel of one weight for one block of rows.
 inline void linear_task(const LinearTarget& target, const ActivationBuffer& buffer, int64_t panel,
-                        int64_t first_term, int64_t term_count, int64_t terms) {
+                        int64_t first_term, int64_t term_count, int64_t terms, int worker) {
   alignas(64) float sums[most_block_rows * panel_channels];
   const PackedWeight& weight = *target.weight;
   const uint8_t* data = weight.data + static_cast<size_t>(panel) * weight.panel_bytes;
@@ -150,10 +173,10 @@ inline void linear_task(const LinearTarget& target, const ActivationBuffer& buff
   const int64_t rows = term_count / terms;
   if (weight.scales_bytes == 0 || buffer.mode == Activations::Fp32) {
     float_panel(weight, data, buffer.x + first_row * buffer.ldx, buffer.ldx, rows, sums);
-    store_panel(target, panel, sums, 1, first_row, rows);
+    store_panel(target, panel, sums, 1, first_row, rows, worker);
   } else {
     integer_panel(weight, data, buffer, first_term, term_count, sums);
-    store_panel(target, panel, sums, terms, first_row, rows);
+    store_panel(target, panel, sums, terms, first_row, rows, worker);
   }
 }
 
@@ -170,14 +193,15 @@ inline void linear(Pool& pool, const LinearTarget* targets, int count,
   for (int i = 0; i < count; ++i) panels += targets[i].weight->panels;
   const int64_t chunk = panels / (knobs.chunks_per_thread * pool.threads());
   pool.parallel_for(row_blocks * panels, chunk > 1 ? chunk : 1,
-                    [&](int64_t begin, int64_t end, int) {
+                    [&](int64_t begin, int64_t end, int worker) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task / panels * block_rows;
       const int64_t left = term_rows - first;
       int64_t panel = task % panels;
       const LinearTarget* target = targets;
       while (panel >= target->weight->panels) panel -= (target++)->weight->panels;
-      linear_task(*target, buffer, panel, first, left < block_rows ? left : block_rows, terms);
+      linear_task(*target, buffer, panel, first, left < block_rows ? left : block_rows, terms,
+                  worker);
     }
   });
 }

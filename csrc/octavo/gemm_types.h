@@ -6,6 +6,7 @@
 
 #include "panel.h"
 #include "tier.h"
+#include "top_logits.h"
 
 namespace octavo {
 
@@ -44,7 +45,7 @@ struct ActivationBuffer {
 };
 
 // One weight of a call: y[r][n] = tensor_scale * (x[r] . w[n]) + bias[n] + residual[r][n], rows of
-// y and of the residual ldy apart.
+// y and of the residual ldy apart; with a softcap c > 0 then c * tanh(y / c).
 struct LinearTarget {
   const PackedWeight* weight;
   // May be null.
@@ -53,6 +54,9 @@ struct LinearTarget {
   int64_t ldy;
   // May be null or y itself.
   const float* residual = nullptr;
+  float softcap = 0.0f;
+  // If not null, rows may go elsewhere than to y.
+  const LogitSink* sink = nullptr;
 };
 
 OCTAVO_INLINE int64_t padded_width(int64_t width) {

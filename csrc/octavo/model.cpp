@@ -135,6 +135,7 @@ void Model::plan_workspace() {
   workspace_ = HugeBuffer(carve(Carver(nullptr)));
   carve(Carver(static_cast<uint8_t*>(workspace_.data())));
   sampling_ = std::make_unique<SampleWorkspace>(pool_.threads(), size_t(needs_.vocabulary));
+  tops_ = std::make_unique<TopTable>(pool_.threads(), kLogitRows, kMostTop);
   tasks_.reserve(2 * tokens * size_t(settings_.kv_heads));
 }
 

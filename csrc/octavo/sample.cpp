@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "octavo/philox.h"
 #include "octavo/sample_mass.h"
@@ -65,10 +66,14 @@ void apply_penalties(const LogitJob& job, const int32_t* prompt, const int32_t* 
   for (int32_t i = 0; i < job.prompt_count; ++i) seen[prompt[i]] = 0;
 }
 
+bool changes_logits(const LogitJob& job) {
+  return job.bias_count > 0 || job.banned_count > 0 || penalises(job);
+}
+
 // The row after bias, penalties and bans: the raw one where the job changes nothing.
 RowSummary adjusted_row(const LogitJobs& jobs, const LogitJob& job, const RowSummary& raw,
                         SampleWorkspace::Worker& worker) {
-  if (job.bias_count == 0 && job.banned_count == 0 && !penalises(job)) return raw;
+  if (!changes_logits(job)) return raw;
   float* logits = worker.logits.get();
   std::copy(raw.logits, raw.logits + raw.vocabulary, logits);
   for (int32_t i = job.bias_begin; i < job.bias_begin + job.bias_count; ++i) {
@@ -163,18 +168,19 @@ LogitStatus status_of(const RowSummary& row) {
   return row.max == -INFINITY ? kNothingLeft : kLogitsUsable;
 }
 
-void process_job(const LogitJobs& jobs, const LogitJob& job, const float* logits,
-                 size_t vocabulary, SampleWorkspace::Worker& worker, LogitResult& result) {
+void process_job(const LogitJobs& jobs, const LogitJob& job, const LogitRow& given,
+                 SampleWorkspace::Worker& worker, LogitResult& result) {
   const bool scores = job.kind == kScoreJob;
   result = {std::numeric_limits<double>::quiet_NaN(), scores ? job.target : -1, kLogitsUsable};
-  const RowSummary raw = summarise(logits, vocabulary, worker.raw_block_max.get());
+  const RowSummary raw = summarise(given.logits, given.count, worker.raw_block_max.get());
   result.status = status_of(raw);
   if (result.status != kLogitsUsable) return;
   if (!scores) {
     const RowSummary row = adjusted_row(jobs, job, raw, worker);
     result.status = status_of(row);
     if (result.status != kLogitsUsable) return;
-    result.token = job.temperature == 0.0f ? most_likely(row) : draw(job, row, worker);
+    const int32_t place = job.temperature == 0.0f ? most_likely(row) : draw(job, row, worker);
+    result.token = given.ids == nullptr ? place : given.ids[place];
   }
   if (job.top >= 0) report_logprobs(jobs, job, raw, result, worker.select);
 }
@@ -210,6 +216,20 @@ const char* check_job(const LogitJobs& jobs, const LogitJob& job, size_t rows, s
   return nullptr;
 }
 
+std::pair<const LogitJob*, const LogitJob*> jobs_of_rows(const LogitJobs& jobs, size_t first_row,
+                                                         size_t rows) {
+  const auto row_below = [](const LogitJob& job, size_t row) { return size_t(job.row) < row; };
+  const LogitJob* end = jobs.jobs + jobs.count;
+  const LogitJob* first = std::lower_bound(jobs.jobs, end, first_row, row_below);
+  return {first, std::lower_bound(first, end, first_row + rows, row_below)};
+}
+
+int32_t tokens_needed(const LogitJob& job) {
+  if (job.kind == kScoreJob || job.top >= 0 || changes_logits(job)) return 0;
+  if (job.temperature == 0.0f) return 1;
+  return job.top_k <= kMostTop ? job.top_k : 0;
+}
+
 }  // namespace
 
 const char* check_jobs(const LogitJobs& jobs, size_t rows, size_t vocabulary) {
@@ -230,18 +250,24 @@ const char* check_jobs(const LogitJobs& jobs, size_t rows, size_t vocabulary) {
   return nullptr;
 }
 
-void process_rows(Pool& pool, SampleWorkspace& workspace, const float* logits, size_t row_stride,
-                  size_t first_row, size_t rows, const LogitJobs& jobs) {
-  const auto row_below = [](const LogitJob& job, size_t row) { return size_t(job.row) < row; };
-  const LogitJob* end = jobs.jobs + jobs.count;
-  const LogitJob* first = std::lower_bound(jobs.jobs, end, first_row, row_below);
-  const LogitJob* last = std::lower_bound(first, end, first_row + rows, row_below);
+void plan_rows(const LogitJobs& jobs, size_t first_row, size_t rows, int32_t* needed) {
+  std::fill(needed, needed + rows, 1);
+  const auto [first, last] = jobs_of_rows(jobs, first_row, rows);
+  for (const LogitJob* job = first; job < last; ++job) {
+    int32_t& row = needed[size_t(job->row) - first_row];
+    const int32_t wanted = tokens_needed(*job);
+    row = wanted == 0 || row == 0 ? 0 : std::max(row, wanted);
+  }
+}
+
+void process_rows(Pool& pool, SampleWorkspace& workspace, const LogitRow* rows, size_t first_row,
+                  size_t count, const LogitJobs& jobs) {
+  const auto [first, last] = jobs_of_rows(jobs, first_row, count);
+  const LogitJob* all = first;
   pool.parallel_for(last - first, 1, [&](int64_t begin, int64_t stop, int index) {
     for (int64_t i = begin; i < stop; ++i) {
-      const LogitJob& job = first[i];
-      process_job(jobs, job, logits + (size_t(job.row) - first_row) * row_stride,
-                  workspace.vocabulary(), workspace.worker(index),
-                  jobs.results[(first - jobs.jobs) + i]);
+      process_job(jobs, all[i], rows[size_t(all[i].row) - first_row], workspace.worker(index),
+                  jobs.results[(all - jobs.jobs) + i]);
     }
   });
 }

@@ -65,6 +65,16 @@ struct LogitJobs {
   size_t top_count = 0;
 };
 
+// One row of logits: the whole vocabulary, or the tokens that its jobs can choose from.
+struct LogitRow {
+  const float* logits;  // [count]
+  size_t count;
+  const int32_t* ids;  // [count], rising; null: logits[i] is token i's
+};
+
+// Jobs of this many most likely tokens at most do without the rest of their row.
+constexpr int32_t kMostTop = 128;
+
 // Null if every index is in range and every number in its domain; otherwise what is wrong.
 const char* check_jobs(const LogitJobs& jobs, size_t rows, size_t vocabulary);
 
@@ -85,9 +95,13 @@ class SampleWorkspace {
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
-// Does the jobs whose row is in [first_row, first_row + rows). logits[0] is row `first_row`;
-// consecutive rows are `row_stride` floats apart. The jobs must have passed check_jobs.
-void process_rows(Pool& pool, SampleWorkspace& workspace, const float* logits, size_t row_stride,
-                  size_t first_row, size_t rows, const LogitJobs& jobs);
+// needed[i] = most likely tokens that suffice for the jobs of row first_row + i, at most kMostTop;
+// 0: they look at the whole row (log-probabilities, changed logits, draws without a small top_k).
+void plan_rows(const LogitJobs& jobs, size_t first_row, size_t rows, int32_t* needed);
+
+// Does the jobs whose row is in [first_row, first_row + count); rows[0] is row `first_row` and has
+// at least the tokens that plan_rows asks for. The jobs must have passed check_jobs.
+void process_rows(Pool& pool, SampleWorkspace& workspace, const LogitRow* rows, size_t first_row,
+                  size_t count, const LogitJobs& jobs);
 
 }  // namespace octavo

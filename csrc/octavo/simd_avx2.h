@@ -90,6 +90,12 @@ OCTAVO_INLINE F16 select_less(F16 x, F16 y, F16 a, F16 b) {
   return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, y.lo, _CMP_LT_OQ)),
           _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, y.hi, _CMP_LT_OQ))};
 }
+// Bit i: not a < b in lane i, so also where either is NaN.
+OCTAVO_INLINE uint32_t not_less(F16 a, F16 b) {
+  const int lo = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_NLT_UQ));
+  const int hi = _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_NLT_UQ));
+  return static_cast<uint32_t>(lo) | static_cast<uint32_t>(hi) << 8;
+}
 
 OCTAVO_INLINE I16 zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 OCTAVO_INLINE I16 set1_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }

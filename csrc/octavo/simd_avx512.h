@@ -53,6 +53,10 @@ OCTAVO_INLINE F16 select_first(int count, F16 a, F16 b) {
 OCTAVO_INLINE F16 select_less(F16 x, F16 y, F16 a, F16 b) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_LT_OQ), b.v, a.v)};
 }
+// Bit i: not a < b in lane i, so also where either is NaN.
+OCTAVO_INLINE uint32_t not_less(F16 a, F16 b) {
+  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ);
+}
 
 OCTAVO_INLINE I16 zero_int() { return {_mm512_setzero_si512()}; }
 OCTAVO_INLINE I16 set1_int(int32_t x) { return {_mm512_set1_epi32(x)}; }

@@ -86,6 +86,13 @@ OCTAVO_INLINE F16 select_less(F16 x, F16 y, F16 a, F16 b) {
 }
 
 OCTAVO_INLINE I16 set1_int(int32_t x) { return each_int([&](int) { return x; }); }
+// Bit i: not a < b in lane i, so also where either is NaN.
+OCTAVO_INLINE uint32_t not_less(F16 a, F16 b) {
+  uint32_t lanes = 0;
+  for (int i = 0; i < 16; ++i) lanes |= static_cast<uint32_t>(!(a.v[i] < b.v[i])) << i;
+  return lanes;
+}
+
 OCTAVO_INLINE I16 zero_int() { return set1_int(0); }
 OCTAVO_INLINE I16 load_int(const int32_t* p) { return each_int([&](int i) { return p[i]; }); }
 OCTAVO_INLINE void store_int(int32_t* p, I16 a) {

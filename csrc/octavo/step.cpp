@@ -140,38 +140,6 @@ void Model::run_attention(const Operation& operation, const StepInput& input) {
   operators_.attention(pool_, call, tasks_.data(), tasks_.size());
 }
 
-void Model::run_head(const StepInput& input, float* logits, const LogitJobs* jobs) {
-  const Operation& head = program_.back();
-  const size_t hidden = size_t(needs_.hidden), vocabulary = size_t(needs_.vocabulary);
-  const float* x = slot(head.ints[0]);
-  for (size_t first = 0; first < input.wanted_count; first += kLogitRows) {
-    const size_t left = input.wanted_count - first, rows = left < kLogitRows ? left : kLogitRows;
-    for (size_t row = 0; row < rows; ++row) {
-      memcpy(head_rows_ + row * hidden, x + size_t(input.wanted[first + row]) * hidden,
-             hidden * sizeof(float));
-    }
-    float* block = logits != nullptr ? logits + first * vocabulary : logit_rows_;
-    profile_.measure(size_t(Opcode::Logits), [&] { head_block(head, rows, block); });
-    if (jobs != nullptr) {
-      profile_.measure(kSamplingPart, [&] {
-        process_rows(pool_, *sampling_, block, vocabulary, first, rows, *jobs);
-      });
-    }
-  }
-}
-
-// Logits [rows, vocabulary] of the gathered head rows.
-void Model::head_block(const Operation& head, size_t rows, float* block) {
-  const int64_t hidden = needs_.hidden, vocabulary = needs_.vocabulary;
-  operators_.prepare_activations(pool_, head_rows_, hidden, int64_t(rows), hidden,
-                                 settings_.activations, activations_);
-  const LinearTarget target{&matrices_[head.ints[1]], nullptr, block, vocabulary};
-  operators_.linear(pool_, &target, 1, activations_);
-  if (head.floats[0] > 0.0f) {
-    operators_.softcap(pool_, block, rows * size_t(vocabulary), head.floats[0]);
-  }
-}
-
 void Model::enable_profile(bool enabled) {
   const std::lock_guard<std::mutex> between_steps(mutex_);
   profile_.enable(enabled);

@@ -18,6 +18,7 @@
 #include "octavo/program.h"
 #include "octavo/rotation.h"
 #include "octavo/sample.h"
+#include "octavo/top_table.h"
 
 namespace octavo {
 
@@ -34,7 +35,7 @@ struct StepInput {
   size_t wanted_count;
 };
 
-// Rows of logits that are computed, used and overwritten together.
+// Wanted rows that go through the head, are used and overwritten together.
 constexpr size_t kLogitRows = 64;
 
 // Partial attention states of long sequences, see attention.h (8 MiB, touched when needed).
@@ -102,7 +103,8 @@ class Model {
   void run_gate(const Operation& operation, size_t tokens, size_t width);
   void run_attention(const Operation& operation, const StepInput& input);
   void run_head(const StepInput& input, float* logits, const LogitJobs* jobs);
-  void head_block(const Operation& head, size_t rows, float* block);
+  void head_jobs(size_t first, size_t rows, const LogitJobs& jobs);
+  void head_block(size_t rows, float* y, const LogitSink* sink);
   void run_step(const StepInput& input, float* logits, const LogitJobs* jobs);
   float* slot(int32_t index) const { return slots_[size_t(index)]; }
 
@@ -135,6 +137,7 @@ class Model {
   float* split_ = nullptr;
   ActivationBuffer activations_{};
   std::unique_ptr<SampleWorkspace> sampling_;
+  std::unique_ptr<TopTable> tops_;
   std::vector<AttentionTask> tasks_;
   int32_t tasks_heads_ = 0;  // heads the tasks of this step were cut for; 0: none yet
 };

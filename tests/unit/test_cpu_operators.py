@@ -395,13 +395,14 @@ def test_add() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40), st.floats(1.0, 100.0))
-def test_softcap_bounds_and_keeps_order(values: list[float], cap: float) -> None:
-    x = np.array([values], dtype=np.float32)
-    results = []
+def test_softcap_of_a_product_bounds_and_keeps_order(values: list[float], cap: float) -> None:
+    column = np.array([values], dtype=np.float32).T
+    matrix = _native.PackedMatrix(column.view(np.uint8).reshape(-1), 0, len(values), 1)
+    one, results = np.ones((1, 1), dtype=np.float32), []
     for tier in tiers():
-        out = x.copy()
-        _native.softcap(tier, 1, out, cap)
-        want = operators.soft_cap(x.astype(np.float64), cap)
+        out = np.empty((1, len(values)), dtype=np.float32)
+        _native.linear(tier, 1, [matrix], "fp32", one, [None], [out], softcap=cap)
+        want = operators.soft_cap(column.T.astype(np.float64), cap)
         np.testing.assert_allclose(out, want, rtol=1e-6, atol=4e-7 * cap)
         results.append(out.view(np.uint32))
     assert all(np.array_equal(results[0], other) for other in results[1:])
