@@ -113,6 +113,18 @@ def with_cached_prefix(
     return _observed(rig, recorder, target, logits_every)
 
 
+def with_copied_tail(model: StepModel, target: Request, *, logits_every: int = 1) -> Observed:
+    """Beside another choice of the same prompt, whose last page it copies."""
+    recorder = RecordingModel(model, [target.seed], every=logits_every)
+    pages = 2 * pages_for(len(target.prompt) + NEW_TOKENS, 32) + 2
+    rig = Rig(recorder, pages=pages, token_budget=1024)
+    other = make_request("other", target.prompt, seed=target.seed + 1, max_new_tokens=NEW_TOKENS)
+    rig.run([other, target])
+    assert rig.scheduler.counters.copied_pages == ((len(target.prompt) - 1) % 32 > 0)
+    assert rig.answers[target.id].cached_tokens == len(target.prompt) - 1
+    return _observed(rig, recorder, target, logits_every)
+
+
 def after_preemption(
     model: StepModel, target: Request, rng: random.Random, *, logits_every: int = 1
 ) -> Observed:
@@ -205,6 +217,7 @@ def check_every_situation(
         assert alone(model, target, max_chunk_tokens=chunk, **every) == expected, f"chunk {chunk}"
     assert among_others(model, target, rng, **every) == expected, "among others"
     assert with_cached_prefix(model, target, **every) == expected, "cached prefix"
+    assert with_copied_tail(model, target, **every) == expected, "copied tail"
     assert after_preemption(model, target, rng, **every) == expected, "after a preemption"
     assert after_release(model, target, **every) == expected, "after its memory was given back"
     return expected

@@ -109,6 +109,14 @@ class PageModel:
             assert admission.row not in self.rows
             known = [*admission.request.prompt, *admission.generated]
             self.rows[admission.row] = _Row(admission.request, known, admission.padding > 0)
+        sources, targets = {each for each, _ in plan.copies}, {each for _, each in plan.copies}
+        assert len(targets) == len(plan.copies)
+        assert not sources & targets
+        for source, target in plan.copies:
+            for slot in range(self.scheduler.page_tokens):
+                self.written.pop((target, slot), None)
+                if (source, slot) in self.written:
+                    self.written[target, slot] = self.written[source, slot]
         assert len({row.row for row in plan.rows}) == len(plan.rows)
         results = []
         for row in plan.rows:

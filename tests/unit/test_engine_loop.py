@@ -127,6 +127,25 @@ def test_interrupted_step_is_run_again(after: bool, at_step: int) -> None:
     idle_and_clean(rig)
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_interrupted_step_copies_pages_again(after: bool) -> None:
+    model = FakeModel()
+    rig = Rig(model, pages=16, page_tokens=4)
+    raising = Raising(rig.engine._executor, KeyboardInterrupt(), after=after)
+    rig.engine = Engine(rig.scheduler, raising)
+    requests = [make_request(name, (5, 6, 7, 8, 9, 10, 11), seed=1) for name in ("a", "b")]
+    for request in requests:
+        rig.add(request)
+    rig.step()
+    raising.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        rig.step()
+    assert rig.engine.cancel(requests[0].id)
+    assert rig.run()["b"].token_ids == expected_tokens(model, requests[1].prompt, 8)
+    assert rig.scheduler.counters.copied_pages == 1
+    idle_and_clean(rig)
+
+
 def test_request_cancelled_while_an_interrupted_step_is_pending() -> None:
     model = FakeModel()
     rig = Rig(model, pages=16, page_tokens=4)

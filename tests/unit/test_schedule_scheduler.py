@@ -349,7 +349,7 @@ class TestSharing:
         assert [row.request_id for row in first.rows] == ["r0"]
         assert [wait.producer_id for wait in first.waits] == ["r0"] * 3
         second = driven.step()
-        assert [admission.cached_tokens for admission in second.admissions] == [16, 16, 16]
+        assert [admission.cached_tokens for admission in second.admissions] == [17, 17, 17]
         driven.run()
         check_alone(driven, *asked)
         assert driven.scheduler.counters.hit_pages == 12

@@ -89,8 +89,9 @@ class Engine:
         started = self._clock()
         if self.elastic is not None:
             self.elastic.begin(started)
-        self._swap()
         if self._pending is None:
+            # An interrupted plan may still copy pages that nobody holds any more.
+            self._swap()
             plan = self.scheduler.plan()
             self.scheduler.commit(plan)
             for preemption in plan.preemptions if self.swapper else ():

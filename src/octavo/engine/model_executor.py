@@ -57,7 +57,7 @@ def _draw_settings(request: Request, generated: list[int]) -> Draw:
 
 
 class ModelExecutor:
-    """Turns the rows of a plan into one `StepModel.step` call.
+    """Copies the pages of a plan and turns its rows into one `StepModel.step` call.
 
     A row's page table and request stay in place from admission until its row is closed, preempted
     or reused; nothing per request is allocated in a step but its result. When a step raises, its
@@ -97,6 +97,10 @@ class ModelExecutor:
             self._rows[preemption.row] = None
         for admission in plan.admissions:
             self._admit(admission)
+        if plan.copies:
+            pages = self._model.kv_pages()
+            for source, target in plan.copies:
+                pages[target] = pages[source]
         rows = plan.rows
         self._append_pages(rows)
         results, native_seconds = self._run(rows) if rows else ([], 0.0)

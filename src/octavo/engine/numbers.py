@@ -60,6 +60,7 @@ class StatsSource:
             failed=counters.failed,
             preemptions=counters.preemptions,
             hit_pages=counters.hit_pages,
+            copied_pages=counters.copied_pages,
             prefix_misses=dict(counters.prefix_misses),
             evicted_pages=counters.evicted_pages,
             native_seconds=metrics.native_seconds.value,

@@ -300,6 +300,7 @@ _ENGINE_COUNTERS = {
     "generated_tokens": "Tokens drawn",
     "preemptions": "Times a request lost its row",
     "hit_pages": "Pages reused from the cache",
+    "copied_pages": "Pages copied for answers of equal prompts",
     "evicted_pages": "Cached pages given up",
     "predicted_seconds": "Time that steps were expected to take",
     "row_seconds": "Rows times wall time, over all steps",

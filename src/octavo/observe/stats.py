@@ -90,6 +90,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     failed: int
     preemptions: int
     hit_pages: int
+    copied_pages: int
     prefix_misses: dict[str, int]
     evicted_pages: int
     native_seconds: float

@@ -6,9 +6,10 @@ from collections.abc import Sequence as Ordered
 
 from octavo.schedule.lane import Lane
 from octavo.schedule.plan import PrefixWait
-from octavo.schedule.producers import Producers, find_producer
+from octavo.schedule.producers import Producers, computed_keys, find_producer
 from octavo.schedule.sequence import Sequence
-from octavo.schedule.step_draft import Chunk, StepDraft
+from octavo.schedule.step_draft import Chunk, Found, StepDraft
+from octavo.schedule.tails import PromptTails
 
 WATERMARK_SHARE = 0.01
 """Part of the pages that admissions leave for those who run."""
@@ -29,6 +30,7 @@ class Admissions:
         lanes: Ordered[Lane],
         draft: StepDraft,
         producers: Producers,
+        tails: PromptTails,
         free_rows: Ordered[int],
         closed_rows: Ordered[int],
         *,
@@ -41,6 +43,7 @@ class Admissions:
         self._lanes = lanes
         self._draft = draft
         self._producers = producers
+        self._tails = tails
         self._rows = (free_rows, closed_rows)
         self._padded_tokens = padded_tokens
         self._free_rows: list[int] | None = None
@@ -57,8 +60,8 @@ class Admissions:
 
     def room_for(
         self, sequence: Sequence, now_seconds: float, *, may_join: int | None, max_waits: int
-    ) -> tuple[int, list[int]] | None:
-        """A row and the pages to reuse; None if there is no room, or it waits for a prefix."""
+    ) -> Found | None:
+        """A row and what is reused; None if there is no room, or it waits for a prefix."""
         lane, draft = sequence.lane, self._draft
         self.goes_on = self._is_lent = False
         if draft.is_short_of_pages or self._is_held(sequence, lane, now_seconds, may_join):
@@ -66,12 +69,14 @@ class Admissions:
         if len(self.waits) >= max_waits:
             return None
         reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
-        found = find_producer(sequence, len(reused), self._producers, self._marks)
-        if found is not None:
-            producer, page = found
-            self.waits.append(PrefixWait(sequence.id, producer.id, sequence.keys[page]))
-            self.goes_on = True
-            return None
+        tail = self._tails.find(sequence, len(reused), draft.victims)
+        if tail is None:
+            found = find_producer(sequence, len(reused), self._producers, self._marks)
+            if found is not None:
+                producer, key = found
+                self.waits.append(PrefixWait(sequence.id, producer.id, key))
+                self.goes_on = True
+                return None
         padding = self.padding_of(sequence)
         needed = draft.pages_to_start(sequence, padding) - len(reused)
         if not self._may_hold(lane, needed + len(reused)):
@@ -87,7 +92,8 @@ class Admissions:
             needed = draft.pages_to_start(sequence, padding) - len(reused)
             if row is None or not self._fits(needed + draft.pages.unheld(reused)):
                 return None
-        return row, reused
+            tail = self._tails.find(sequence, len(reused), draft.victims)
+        return Found(row, reused, tail)
 
     def padding_of(self, sequence: Sequence) -> int:
         """Tokens by which its prompt is shorter than the longest of its batch."""
@@ -108,7 +114,7 @@ class Admissions:
         if self._outstanding is not None:
             self._outstanding += self._missing(sequence, chunk)
         self._running += 1
-        for key in sequence.keys[len(chunk.reused) :]:
+        for key in computed_keys(sequence, len(chunk.reused)):
             self._marks.setdefault(key, sequence)
 
     def preempt(self, victim: Sequence, reason: str) -> None:

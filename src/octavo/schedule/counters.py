@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class SchedulerCounters:
     """Counts that only grow.
 
-    `admitted` counts returns after preemption too; `hit_pages` are pages reused at admissions;
+    `admitted` counts returns after preemption too; `hit_pages` are pages reused at admissions,
+    `copied_pages` those whose beginning was copied;
     `chunks` are prefill rows; `prefix_waits` how often a request was parked for a page another one
     computes; `finished`, `cancelled` and `failed` how requests ended. `prefix_misses` are first
     admissions that found less of their prompt than could be reused, by `MissReason`.
@@ -22,6 +23,7 @@ class SchedulerCounters:
     admitted: int = 0
     preemptions: int = 0
     hit_pages: int = 0
+    copied_pages: int = 0
     evicted_pages: int = 0
     prefix_waits: int = 0
     finished: int = 0

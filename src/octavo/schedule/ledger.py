@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
 
 from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput
@@ -16,6 +17,7 @@ from octavo.schedule.planner import Planner
 from octavo.schedule.producers import PrefixProducers
 from octavo.schedule.rows import Rows
 from octavo.schedule.sequence import Sequence
+from octavo.schedule.tails import PromptTails
 
 _ASIDE = b"aside "
 """In front of the names that held back requests are parked on; no key of a page begins so."""
@@ -44,6 +46,7 @@ class Ledger:
         self.rows = rows
         self.counters = SchedulerCounters()
         self.producers = PrefixProducers()
+        self.tails = PromptTails()
         self.sequences: dict[RequestId, Sequence] = {}
         self.free_rows = set(range(max_rows))
         self.closed_rows: list[int] = []
@@ -86,6 +89,8 @@ class Ledger:
         for admission in plan.admissions:
             reused_pages = self._reused_pages(admission)
             self.cache.share(rows[admission.request.id].new_pages[:reused_pages])
+        copied = [page for page, _ in plan.copies]
+        self.cache.share(copied)
         for preemption in plan.preemptions:
             self._preempt(preemption, now)
         for page in planner.draft.pages.passed_over:
@@ -102,6 +107,10 @@ class Ledger:
         for wait in plan.waits:
             self._park(wait, now)
         self._take_pages(plan)
+        # They are read before anything is written, and the next plan comes later.
+        for page in copied:
+            self.cache.release([page])
+        self.counters.copied_pages += len(copied)
         for sequence in planner.lent_pages:
             sequence.home.counters.lent += 1
             self._tell("lent", sequence, now, "its class holds more pages than its share")
@@ -236,6 +245,9 @@ class Ledger:
 
     def publish(self, sequence: Sequence) -> None:
         """Make the pages that have become full findable, and wake those who wait for them."""
+        tail = self.tails.add_computed(sequence)
+        if tail is not None:
+            self._wake(sequence, [tail])
         full = sequence.computed // sequence.page_tokens
         first = sequence.published_pages
         if full == first or sequence.root is None:
@@ -243,7 +255,7 @@ class Ledger:
         sequence.extend_keys()
         self.cache.publish_run(sequence.table, sequence.keys, first, full)
         if first < sequence.marked_pages:
-            self._wake(sequence, first, full)
+            self._wake(sequence, sequence.keys[first : min(full, sequence.marked_pages)])
         sequence.published_pages = full
 
     def end(self, sequence: Sequence, state: RequestState, reason: str, now: float) -> None:
@@ -297,14 +309,14 @@ class Ledger:
         sequence.lane.stop(sequence)
         sequence.lane = sequence.home
         # Marks of pages before that have gone when they were published.
-        if sequence.published_pages < sequence.marked_pages:
-            self._wake(sequence, sequence.published_pages, sequence.marked_pages)
+        self._wake(sequence, self.producers.marked_keys(sequence))
+        self.tails.remove(sequence)
         sequence.home.pages -= len(sequence.table)
         # Pages of stricter classes are kept longer.
         self.cache.release(sequence.leave(), level=len(self.lanes) - 1 - sequence.home.rank)
 
-    def _wake(self, sequence: Sequence, first_page: int, last_page: int) -> None:
-        for woken in self.producers.clear(sequence, first_page, last_page):
+    def _wake(self, sequence: Sequence, keys: Ordered[bytes]) -> None:
+        for woken in self.producers.clear(sequence, keys):
             woken.lane.queue.push(woken)
 
     def come_home(self, sequence: Sequence) -> None:

@@ -121,12 +121,14 @@ class PrefixWait:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything one step does, in this order: closed rows, preemptions, admissions, rows.
+    """Everything one step does: closed rows, preemptions, admissions, copies, rows, in this order.
 
     `decodes` and `chunks` are its rows: those that compute one token and sample the next, and all
     others. `closed_rows` are rows whose requests ended since the last committed plan: the executor
-    forgets them first, because an admission of the same plan may take such a row. `waits` concern
-    the scheduler only, as is `predicted_seconds`, the time the step is expected to take.
+    forgets them first, because an admission of the same plan may take such a row. `copies` are
+    pages whose bytes are wanted in another page, (from, to), all before anything is computed.
+    `waits` concern the scheduler only, as is `predicted_seconds`, the time the step is expected to
+    take.
     """
 
     number: int
@@ -137,6 +139,7 @@ class StepPlan:
     waits: tuple[PrefixWait, ...] = ()
     predicted_seconds: float = 0.0
     decodes: DecodeRows = NO_DECODES
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def rows(self) -> tuple[RowPlan, ...]:

@@ -17,6 +17,7 @@ from octavo.schedule.producers import Producers
 from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
 from octavo.schedule.step_draft import Chunk, StepDraft
+from octavo.schedule.tails import PromptTails
 
 EARLY_SHARE = 0.25
 """Part of a first-token target by which prefills are to be early: others may come meanwhile."""
@@ -55,6 +56,7 @@ class StepView:
     free_rows: Ordered[int]
     closed_rows: Ordered[int]
     producers: Producers
+    tails: PromptTails
     cache: PageCache
     cost: CostModel
     now_seconds: float
@@ -114,6 +116,7 @@ class Planner:
             view.lanes,
             self.draft,
             view.producers,
+            view.tails,
             view.free_rows,
             view.closed_rows,
             padded_tokens=view.padded_tokens,
@@ -183,6 +186,7 @@ class Planner:
             waits=tuple(self._admissions.waits),
             predicted_seconds=self._cost.predict(self.shape) if has_rows else 0.0,
             decodes=decodes,
+            copies=self.draft.copies,
         )
 
     @property
@@ -347,13 +351,12 @@ class Planner:
             if not self._admissions.goes_on:
                 turn.next = None
             return None
-        row, reused = found
-        start = len(reused) * sequence.page_tokens
+        start = found.tokens(sequence)
         if start:
             most = max(self._most_tokens(seconds, start), 1)
         padding = self._admissions.padding_of(sequence)
         most = min(most, self._limits.max_chunk_tokens)
-        chunk = self.draft.admit(sequence, row, reused, most, padding)
+        chunk = self.draft.admit(sequence, found, most, padding)
         self._admissions.admitted(chunk)
         return chunk
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from octavo.schedule.sequence import Sequence
 
@@ -11,22 +11,29 @@ Producers = Mapping[bytes, Sequence]
 
 def find_producer(
     sequence: Sequence, first_page: int, producers: Producers, more: Producers
-) -> tuple[Sequence, int] | None:
-    """Who computes page `first_page` of `sequence`, and the last page it could wait for.
+) -> tuple[Sequence, bytes] | None:
+    """Who computes page `first_page` of `sequence`, and the last key that it could wait for.
 
-    That is the end of the run of pages with this producer, within what `sequence` may reuse.
-    `producers` and `more` are searched for each key.
+    That is the end of the run of pages with this producer, within what `sequence` may reuse; behind
+    all of them comes the tail of its prompt. `producers` and `more` are searched for each key.
     """
-    last_page = min(sequence.reusable_pages, len(sequence.keys)) - 1
-    producer = None
-    for page in range(first_page, last_page + 1):
-        key = sequence.keys[page]
+    wanted = sequence.keys[first_page : sequence.reusable_pages]
+    tail = sequence.tail_after(first_page + len(wanted))
+    if tail is not None:
+        wanted.append(tail)
+    run = None
+    for key in wanted:
         found = producers.get(key) or more.get(key)
-        if found is None or (producer is not None and found is not producer):
-            last_page = page - 1
+        if found is None or (run is not None and found is not run[0]):
             break
-        producer = found
-    return None if producer is None else (producer, last_page)
+        run = found, key
+    return run
+
+
+def computed_keys(sequence: Sequence, first_page: int) -> list[bytes]:
+    """Keys of what a request that has `first_page` pages from the cache is going to compute."""
+    keys = sequence.keys[first_page:]
+    return keys if sequence.tail is None else [*keys, sequence.tail]
 
 
 class PrefixProducers:
@@ -46,18 +53,24 @@ class PrefixProducers:
         return sum(map(len, self._parked.values()))
 
     def mark(self, sequence: Sequence, first_page: int) -> None:
-        """`sequence` computes its full pages from `first_page` on."""
+        """`sequence` computes its full pages from `first_page` on, and its tail."""
         sequence.marked_pages = len(sequence.keys)
-        for key in sequence.keys[first_page:]:
+        for key in computed_keys(sequence, first_page):
             self.marks.setdefault(key, sequence)
 
     def has_waiters(self, sequence: Sequence) -> bool:
         """Somebody is parked on a page that `sequence` computes."""
         return any(
             self.marks.get(key) is sequence
-            for key in sequence.keys[sequence.published_pages : sequence.marked_pages]
+            for key in self.marked_keys(sequence)
             if key in self._parked
         )
+
+    @staticmethod
+    def marked_keys(sequence: Sequence) -> list[bytes]:
+        """Keys of what `sequence` has marked and not computed."""
+        keys = sequence.keys[sequence.published_pages : sequence.marked_pages]
+        return keys if sequence.tail is None or sequence.holds_tail else [*keys, sequence.tail]
 
     def park(self, sequence: Sequence, key: bytes) -> None:
         """`sequence` waits until the mark of `key` goes away."""
@@ -76,10 +89,10 @@ class PrefixProducers:
             del self._parked[key]
         return True
 
-    def clear(self, sequence: Sequence, first_page: int, last_page: int) -> list[Sequence]:
-        """Remove its marks from `first_page` up to, not including, `last_page`; who wakes up."""
+    def clear(self, sequence: Sequence, keys: Iterable[bytes]) -> list[Sequence]:
+        """Remove its marks of `keys`; who wakes up."""
         woken = []
-        for key in sequence.keys[first_page : min(last_page, sequence.marked_pages)]:
+        for key in keys:
             if self.marks.get(key) is sequence:
                 del self.marks[key]
                 woken += self._parked.pop(key, [])

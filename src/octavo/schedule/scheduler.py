@@ -268,6 +268,7 @@ class Scheduler:
             free_rows=tuple(ledger.free_rows),
             closed_rows=tuple(ledger.closed_rows),
             producers=ledger.producers.marks,
+            tails=ledger.tails,
             cache=ledger.cache,
             cost=self.cost,
             now_seconds=now,

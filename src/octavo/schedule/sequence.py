@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from octavo.core.ids import RequestId
 from octavo.core.output import TokenLogprob
 from octavo.core.request import ANONYMOUS, Request, RequestState
-from octavo.memory.keys import extend_keys, root_key
+from octavo.memory.keys import child_key, extend_keys, root_key
 from octavo.schedule.rows import NO_ROW
 
 if TYPE_CHECKING:
@@ -38,9 +38,11 @@ class Sequence:
     `padded` are done. Without `reuses` it takes no pages of the cache.
 
     `keys` are those of the full pages of `tokens`, of which the first `published_pages` of the
-    table carry theirs. `scored` counts the prompt positions whose log-probability is known or needs
-    none (the first); `prompt_logprobs` collects them until they are sent and is None otherwise.
-    State changes in `Scheduler` only.
+    table carry theirs. `tail` is the key of what the prompt has between its reusable pages and its
+    last token, None if that is nothing or not shared; with `holds_tail` others may copy it from
+    page `tail_page` of the table. `scored` counts the prompt positions whose log-probability is
+    known or needs none (the first); `prompt_logprobs` collects them until they are sent and is None
+    otherwise. State changes in `Scheduler` only.
     """
 
     __slots__ = (
@@ -49,6 +51,7 @@ class Sequence:
         "end_tokens",
         "first_token_sent",
         "ghost",
+        "holds_tail",
         "home",
         "id",
         "key",
@@ -75,6 +78,7 @@ class Sequence:
         "started_step",
         "state",
         "table",
+        "tail",
         "token_seconds_before",
     )
 
@@ -126,6 +130,8 @@ class Sequence:
         self.root = None if fingerprint is None else root_key(fingerprint, salt)
         self.keys: list[bytes] = []
         self.extend_keys()
+        self.tail = self._tail_key() if reuses else None
+        self.holds_tail = False
 
     @property
     def tokens(self) -> list[int]:
@@ -215,6 +221,22 @@ class Sequence:
             return 0
         tokens = self.scored - 1 if self.is_scoring else self.token_count - 1
         return tokens // self.page_tokens
+
+    @property
+    def tail_page(self) -> int:
+        """Place in the table of the page with the prompt's last token."""
+        return (self.prompt_tokens - 1) // self.page_tokens
+
+    def tail_after(self, pages: int) -> bytes | None:
+        """The key of its tail, if it could use that, having so many pages before."""
+        return self.tail if pages == self.tail_page and not self.is_scoring else None
+
+    def _tail_key(self) -> bytes | None:
+        start, end = self.tail_page * self.page_tokens, self.prompt_tokens - 1
+        if self.root is None or start == end:
+            return None
+        parent = self.keys[self.tail_page - 1] if self.tail_page else self.root
+        return child_key(parent, self.known_tokens[start:end])
 
     def needs_scores(self, position: int) -> bool:
         """The logits at `position` score a prompt token that has no log-probability yet."""

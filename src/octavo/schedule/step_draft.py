@@ -49,6 +49,21 @@ class Chunk:
         return self.most - self.count
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a waiting sequence starts with: a row, `reused` pages, a page to copy its tail from."""
+
+    row: int
+    reused: list[int]
+    tail: int | None
+
+    def tokens(self, sequence: Sequence) -> int:
+        """Tokens that need no computation."""
+        if self.tail is not None:
+            return sequence.prompt_tokens - 1
+        return len(self.reused) * sequence.page_tokens
+
+
 class StepDraft:
     """Pages, rows and victims of one step; nothing it reads is changed."""
 
@@ -64,6 +79,7 @@ class StepDraft:
         self.pages = PageDraft(cache)
         self.chunks: dict[int, Chunk] = {}
         self.victims: dict[int, tuple[Sequence, str]] = {}
+        self.copies: tuple[tuple[int, int], ...] = ()
         self.is_short_of_pages = False
         self.is_contiguous = is_contiguous
         self._lanes = lanes
@@ -110,16 +126,28 @@ class StepDraft:
         self.chunks[sequence.order] = chunk
         return chunk
 
-    def admit(
-        self, sequence: Sequence, row: int, reused: list[int], count: int, padding: int
-    ) -> Chunk:
+    def admit(self, sequence: Sequence, found: Found, count: int, padding: int) -> Chunk:
         """Start a waiting sequence; the pages must be there."""
-        self.pages.share(reused)
-        start = len(reused) * sequence.page_tokens
-        chunk = Chunk(sequence, row, start, 0, 0, [], reused, is_admission=True, padding=padding)
+        self.pages.share(found.reused)
+        chunk = Chunk(
+            sequence,
+            found.row,
+            found.tokens(sequence),
+            0,
+            0,
+            [],
+            found.reused,
+            is_admission=True,
+            padding=padding,
+        )
         if self.is_contiguous:
             chunk.taken = self.pages.take_run(self.pages_to_start(sequence, padding))
+        if found.tail is not None:
+            # Whoever has it may yet be preempted, and must not leave it to somebody else.
+            self.pages.share([found.tail])
         self.extend(chunk, count)
+        if found.tail is not None:
+            self.copies += ((found.tail, chunk.taken[0]),)
         self.chunks[sequence.order] = chunk
         return chunk
 

@@ -1,0 +1,50 @@
+"""Where the last, partly filled page of a prompt can be copied from instead of computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from octavo.schedule.sequence import Sequence
+
+
+class PromptTails:
+    """Running requests by the key of their prompt's tail.
+
+    The tail is what stands between the full pages that can be reused and the prompt's last token,
+    which everybody computes for its logits. It is written once the prompt is computed, and stays as
+    it is while its request runs and writes behind it. So it is copied, never shared.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[bytes, list[Sequence]] = {}
+
+    def add_computed(self, sequence: Sequence) -> bytes | None:
+        """The key of the tail of `sequence`, if its prompt has just been computed and has one."""
+        tail = sequence.tail
+        if tail is None or sequence.holds_tail or sequence.computed < sequence.prompt_tokens:
+            return None
+        self._holders.setdefault(tail, []).append(sequence)
+        sequence.holds_tail = True
+        return tail
+
+    def remove(self, sequence: Sequence) -> None:
+        """`sequence` gives up its pages."""
+        if not sequence.holds_tail:
+            return
+        assert sequence.tail is not None
+        holders = self._holders[sequence.tail]
+        holders.remove(sequence)
+        if not holders:
+            del self._holders[sequence.tail]
+        sequence.holds_tail = False
+
+    def find(self, sequence: Sequence, found_pages: int, leaving: Container[int]) -> int | None:
+        """A page with the tail of a waiting request that has `found_pages` from the cache.
+
+        None if there is none, or only with requests whose `order` is in `leaving`.
+        """
+        tail = sequence.tail_after(found_pages)
+        for holder in () if tail is None else self._holders.get(tail, ()):
+            if holder.order not in leaving:
+                return holder.table[sequence.tail_page]
+        return None
