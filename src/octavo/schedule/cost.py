@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import mul
 from pathlib import Path
 
@@ -21,6 +21,11 @@ _PRIOR_WEIGHT = 1e-4
 _SWEEPS = 4
 _CLIPPED_ERRORS = 3.0
 _MOST_RATIO = 100.0
+_PACE_LEARNING = 0.15
+_MOST_PACE = 2.0
+_OVERRUN_STEP = 0.06
+_OVERRUN_SHARE = 0.01
+_MOST_OVERRUN = 0.5
 MOST_PROFILE_NUMBER = 1000.0
 """No number of a profile is larger; beyond it the fit would leave the range of floats."""
 
@@ -105,12 +110,18 @@ class CostModel:
     fall below 0. Every observation moves each coefficient to its best value beside the others
     (sequential coordinate-wise descent, Franc, Hlavac and Navara, CAIP 2005), so a load that never
     excites some of them cannot make the fit run away; those stay near where they began.
+
+    Machines are now and then slower for a while, which no shape explains. The latest steps
+    therefore scale all predictions (exponential smoothing); what is fitted does not know of it.
     """
 
     def __init__(self, profile: CostProfile | None = None, *, weight_bytes: int | None = None):
         self.observations = 0
         self.error = 0.25 if profile is None else max(profile.error, 0.01)
         """Usual relative error of a prediction, measured before each fit."""
+        self.overrun = min(3 * self.error, 0.25)
+        """By what part 1 in 100 of the steps that a target bounds take longer than predicted."""
+        self._pace = 1.0
         self._scale_prior = profile is None
         if profile is None:
             size = (weight_bytes or _PRIOR_WEIGHT_BYTES) / _PRIOR_WEIGHT_BYTES
@@ -166,20 +177,41 @@ class CostModel:
             self._start()
             self._publish()
             predicted = self.predict(shape)
-        residual = 1.0 - predicted / seconds
+        self._note_error(1.0 - predicted / seconds)
+        fitted = predicted / self._pace
+        residual = 1.0 - fitted / seconds
         bound = _CLIPPED_ERRORS * max(self.error, 0.02)
         clipped = min(max(residual, -bound), bound)
         self.observations += 1
-        # What is far out moves the published error no more than it moves the fit.
-        self.error = min(self.error + 0.05 * (abs(clipped) - self.error), 1.0)
         relative = [value / seconds for value in self._features(shape)]
-        self._fit(relative, predicted / seconds + clipped)
+        self._fit(relative, fitted / seconds + clipped)
+        ratio = min(max(seconds / fitted, 1 / _MOST_PACE), _MOST_PACE)
+        self._pace += _PACE_LEARNING * (ratio - self._pace)
         self._publish()
+
+    def note_overrun(self, predicted_seconds: float, seconds: float) -> None:
+        """Learn from a step about as long as a target allows, what passes around it included.
+
+        Follows a quantile: up by a step where it is exceeded, else down by so much less that both
+        balance (stochastic approximation, Robbins and Monro 1951).
+        """
+        exceeds = seconds > predicted_seconds * (1.0 + self.overrun)
+        change = 1.0 - _OVERRUN_SHARE if exceeds else -_OVERRUN_SHARE
+        self.overrun = min(max(self.overrun + _OVERRUN_STEP * change, 0.0), _MOST_OVERRUN)
 
     def profile(self, *, machine: str = "", model: str = "") -> CostProfile:
         """The present state, to be stored."""
-        values = {name: getattr(self, name) for name in FEATURES}
-        return replace(CostProfile(0, 0, 0, 0, 0, self.error, machine, model), **values)
+        constant, token, decode_row, past_token, chunk_square = (
+            value * scale for value, scale in zip(self._theta, _SCALES, strict=True)
+        )
+        return CostProfile(
+            constant, token, decode_row, past_token, chunk_square, self.error, machine, model
+        )
+
+    def _note_error(self, residual: float) -> None:
+        # What is far out moves the published error no more than it moves the fit.
+        bound = _CLIPPED_ERRORS * max(self.error, 0.02)
+        self.error = min(self.error + 0.05 * (min(abs(residual), bound) - self.error), 1.0)
 
     def _features(self, shape: StepShape) -> list[float]:
         values = (
@@ -218,7 +250,7 @@ class CostModel:
 
     def _publish(self) -> None:
         for name, value, scale in zip(FEATURES, self._theta, _SCALES, strict=True):
-            setattr(self, name, value * scale)
+            setattr(self, name, value * scale * self._pace)
 
     constant: float
     token: float

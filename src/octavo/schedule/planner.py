@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from octavo.schedule.tails import PromptTails
 
 EARLY_SHARE = 0.25
 """Part of a first-token target by which prefills are to be early: others may come meanwhile."""
+LEAST_ERROR = 0.04
+"""Steps that fill the time from token to token together are allowed to take so much longer."""
 MINIMUM_SHARE = 0.1
 """Part of a step's time that a starved class gets before anything but due tokens."""
 _INFINITE = float("inf")
@@ -93,11 +96,12 @@ class _Turn:
 class Planner:
     """Policy of one step, used once.
 
-    A step's time goes to tokens due under an inter-token target, strictest class first; to classes
-    that starve; to prefills that would miss their first-token target, strictest class and earliest
-    deadline first; and the rest is shared by weight (deficit round robin of Shreedhar and Varghese,
-    SIGCOMM 1995, in predicted seconds). Without a limit of time only the tokens are limited, and
-    classes come in order. Pages are taken just in time; see `StepDraft` for who gives way.
+    A step's time goes to one class after the other, strictest first: to tokens due under its
+    inter-token target, and to prefills that would miss their first-token target, earliest deadline
+    first; classes that starve come after the strictest one's tokens. The rest is shared by weight
+    (deficit round robin of Shreedhar and Varghese, SIGCOMM 1995, in predicted seconds). Without a
+    limit of time only the tokens are limited, and classes come in order. Pages are taken just in
+    time; see `StepDraft` for who gives way.
     """
 
     def __init__(self, number: int, limits: StepLimits, view: StepView):
@@ -126,6 +130,8 @@ class Planner:
             for lane in view.lanes
             if lane.has_work
         ]
+        self.has_tight_target = False
+        """A class decodes that needs a token in every step."""
         self._limit = self._step_seconds()
         self._used = self._cost.constant
         self.starved: list[Lane] = []
@@ -139,6 +145,11 @@ class Planner:
     @property
     def now_seconds(self) -> float:
         return self._now
+
+    @property
+    def limit_seconds(self) -> float:
+        """What the step was allowed to take."""
+        return self._limit
 
     @property
     def may_join(self) -> int | None:
@@ -169,9 +180,12 @@ class Planner:
 
     def plan(self) -> StepPlan:
         """Make the plan."""
-        self._serve_due()
-        self._serve_starved()
-        self._serve_urgent()
+        everybody = self._fits_everybody()
+        for place, turn in enumerate(self._turns):
+            self._decode(turn, self._left, len(turn.decodes) if everybody else self._due(turn))
+            if place == 0:
+                self._serve_starved()
+            self._serve_urgent(turn)
         self._share()
         if not self.draft.has_rows:
             self._force()
@@ -194,44 +208,44 @@ class Planner:
         return self._limit - self._used
 
     def _step_seconds(self) -> float:
-        """The limit of this step, less what comes between steps and what 1 in 100 takes longer.
+        """What a step is predicted to take at most.
 
-        That is about three times the mean absolute error of predictions, if errors are normal.
+        Where a class has time for several steps from token to token, its rows sit out all but one
+        of them, and what one takes longer another may make up for. Where it has not, only 1 step in
+        100 may take longer than its target.
         """
         limit = self._limits.max_step_seconds
         if limit is None:
             return _INFINITE
-        targets = (
-            turn.lane.service.inter_token_seconds
-            for turn in self._turns
-            if len(turn.decodes) and turn.lane.service.inter_token_seconds
-        )
-        limit = min(limit, *targets, limit)
-        limit = max(limit - self._view.between_seconds, limit / 2)
-        return limit / (1.0 + min(3 * self._cost.error, 0.5))
+        cost, bounds = self._cost, [limit]
+        for turn in self._turns:
+            target = turn.lane.service.inter_token_seconds
+            if len(turn.decodes) and target:
+                steps = math.ceil(target / limit - 1e-9)
+                self.has_tight_target |= steps == 1
+                late = cost.overrun if steps == 1 else max(cost.error / 2, LEAST_ERROR)
+                each = target / steps
+                bounds.append(max(each / (1.0 + late) - self._view.between_seconds, each / 2))
+        return min(bounds)
 
     # Decodes
 
-    def _serve_due(self) -> None:
-        """Tokens that must come in this step; if all fit and nobody else wants the time, all."""
+    def _fits_everybody(self) -> bool:
+        """All decodes fit and nobody else wants the time."""
         turns = [turn for turn in self._turns if len(turn.decodes)]
         rows = sum(len(turn.decodes) for turn in turns)
         past = sum(int(self._rows.computed[turn.decodes].sum()) for turn in turns)
         fits = self._cost.decodes(rows, past) <= self._left and rows <= self._budget
-        others = any(turn.next is not None for turn in self._turns)
-        for turn in turns:
-            due = len(turn.decodes) if fits and not others else self._due_count(turn)
-            if due:
-                self._decode(turn, self._left, due)
+        return fits and not any(turn.next is not None for turn in self._turns)
 
-    def _due_count(self, turn: _Turn) -> int:
+    def _due(self, turn: _Turn) -> int:
         """How many of a class, longest unserved first, would miss their target in the next step."""
         target = turn.lane.service.inter_token_seconds
         if self._limit == _INFINITE:
             return len(turn.decodes)
         if target is None:
             return 0
-        latest = self._now + 2 * self._limit - target
+        latest = self._now + 2 * (self._limit + self._view.between_seconds) - target
         return int(np.count_nonzero(self._rows.token_seconds[turn.decodes] <= latest))
 
     def _decode(self, turn: _Turn, seconds: float, most: int) -> None:
@@ -281,17 +295,15 @@ class Planner:
         """What one more token of a prefill takes at most, wherever its next chunk starts."""
         return self._cost.chunk(1, max(sequence.token_count, sequence.position))
 
-    def _serve_urgent(self) -> None:
-        if self._limit == _INFINITE:
+    def _serve_urgent(self, turn: _Turn) -> None:
+        """Prefills of a class that would miss their target otherwise."""
+        lane = turn.lane
+        if self._limit == _INFINITE or lane.service.first_token_seconds is None:
             return
-        for turn in self._turns:
-            lane = turn.lane
-            if lane.service.first_token_seconds is None or turn.next is None:
-                continue
-            tokens = lane.waiting_tokens + sum(each.pending for each in lane.prefilling)
-            while turn.next is not None and self._is_urgent(turn.next, tokens):
-                if not self._serve_prefill(turn, self._left):
-                    break
+        tokens = lane.waiting_tokens + sum(each.pending for each in lane.prefilling)
+        while turn.next is not None and self._is_urgent(turn.next, tokens):
+            if not self._serve_prefill(turn, self._left):
+                break
 
     def _is_urgent(self, sequence: Sequence, class_tokens: int) -> bool:
         """It, or one of the `class_tokens` of its class, would be late if it went on waiting."""

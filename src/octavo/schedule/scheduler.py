@@ -328,8 +328,10 @@ class Scheduler:
         self._in_flight = None
         self._planned = None
         measured = result.elapsed_seconds
-        self._note_between(now - measured, now)
         predicted = plan.predicted_seconds
+        if planner.has_tight_target and 2 * predicted >= planner.limit_seconds:
+            self._note_overrun(predicted, now)
+        self._note_between(now - measured, now)
         scale = measured / predicted if measured > 0 and predicted > 0 else 1.0
         note_prefills(planner.draft.chunks.values(), self._lanes, now)
         self._ledger.charge(planner, min(max(scale, 0.1), 10.0), now)
@@ -345,6 +347,12 @@ class Scheduler:
         self.cost = self._start_cost()
         self._result_seconds = None
         self._between_seconds = 0.0
+
+    def _note_overrun(self, predicted_seconds: float, now: float) -> None:
+        """Learn how long a token took that was to come in this step, where one follows another."""
+        if self._result_seconds is not None:
+            predicted_gap = predicted_seconds + self._between_seconds
+            self.cost.note_overrun(predicted_gap, now - self._result_seconds)
 
     def _note_between(self, began_seconds: float, now: float) -> None:
         """Learn what passes between the computations of two steps, where one follows the other."""
