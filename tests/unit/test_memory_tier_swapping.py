@@ -271,6 +271,12 @@ def test_preempted_request_gets_its_pages_back() -> None:
     assert computed.swapper.counters.loads_too_slow > 0
     tokens = [each.engine.metrics.computed_tokens.value for each in (swapped, computed)]
     assert tokens[0] < tokens[1]
+    for each in (swapped, computed):
+        counters = each.scheduler.counters
+        assert sum(counters.returns.values()) == counters.preemptions
+    assert swapped.scheduler.counters.returns["swap"] > 0
+    assert computed.scheduler.counters.returns["recompute"] > 0
+    assert computed.scheduler.counters.returns["swap"] == 0
 
 
 def test_a_broken_tier_costs_time_only() -> None:

@@ -91,6 +91,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     preemptions: int
     hit_pages: int
     prefix_misses: dict[str, int]
+    preemption_returns: dict[str, int]
     evicted_pages: int
     native_seconds: float
     predicted_seconds: float

@@ -13,7 +13,9 @@ class SchedulerCounters:
     `admitted` counts returns after preemption too; `hit_pages` are pages reused at admissions;
     `chunks` are prefill rows; `prefix_waits` how often a request was parked for a page another one
     computes; `finished`, `cancelled` and `failed` how requests ended. `prefix_misses` are first
-    admissions that found less of their prompt than could be reused, by `MissReason`.
+    admissions that found less of their prompt than could be reused, by `MissReason`. `returns` tell
+    what became of preempted requests' pages: "keep" (all full ones were still there), "swap" (some
+    came back from the tier below) or "recompute" (some were lost, and none came back).
     """
 
     steps: int = 0
@@ -29,6 +31,7 @@ class SchedulerCounters:
     failed: int = 0
     repairs: int = 0
     prefix_misses: Counter[str] = field(default_factory=Counter)
+    returns: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
