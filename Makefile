@@ -70,6 +70,7 @@ bench: $(STAMP)/runtime
 	$(BIN)/python benchmarks/scheduler.py
 	$(BIN)/python -m benchmarks.memory layouts
 	$(BIN)/python -m benchmarks.memory sharing
+	$(BIN)/python -m benchmarks.memory prefix
 	$(BIN)/python -m benchmarks.memory bookkeeping
 
 bench-serving: $(STAMP)/runtime

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.memory {layouts,sharing,bookkeeping,reclaim,idle} [--json FILE] ...`."""
+"""`python -m benchmarks.memory PART [--json FILE] ...`; without arguments it names the parts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.memory import bookkeeping, idle, layouts, reclaim, sharing
+from benchmarks.memory import bookkeeping, idle, layouts, prefix, reclaim, sharing, trace
 from benchmarks.memory.table import Rows, show
 
 PARTS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[..., Rows]]] = {
     "layouts": (layouts.add_options, layouts.measure),
     "sharing": (sharing.add_options, sharing.measure),
+    "trace": (trace.add_options, trace.measure),
+    "prefix": (prefix.add_options, prefix.measure),
     "bookkeeping": (bookkeeping.add_options, bookkeeping.measure),
     "reclaim": (reclaim.add_options, reclaim.measure),
     "idle": (idle.add_options, idle.measure),

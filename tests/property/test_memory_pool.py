@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 from hypothesis import settings
@@ -163,6 +164,16 @@ class PageCacheMachine(RuleBasedStateMachine):
         assert len(self.cache.look_up(table.keys)) >= table.published
 
     @precondition(lambda self: self.tables)
+    @rule(index=st.integers(0), count=st.integers(0, 4))
+    def publish_run(self, index: int, count: int) -> None:
+        """The next pages at once, which is the same as one after the other."""
+        table = self._pick(index)
+        end = min(table.published + count, len(table.pages))
+        self.cache.publish_run(table.pages, table.keys, table.published, end)
+        table.published = end
+        assert len(self.cache.look_up(table.keys)) >= end
+
+    @precondition(lambda self: self.tables)
     @rule(index=st.integers(0), level=st.integers(0, 2))
     def leave(self, index: int, level: int) -> None:
         table = self.tables.pop(index % len(self.tables))
@@ -245,6 +256,23 @@ def test_a_shared_page_is_published_by_both_its_tables_after_a_repair() -> None:
     assert cache.publish(page, key, None)
     assert cache.look_up([key]) == [page]
     assert cache.audit([[page], [page]]) == []
+
+
+def test_thousands_of_keys_are_found_as_long_as_their_pages_last() -> None:
+    cache, choice = PageCache(512), random.Random(5)
+    cached: dict[bytes, int] = {}
+    for number in range(6000):
+        key = child_key(ROOT, [number])
+        page = cache.allocate()
+        assert cache.publish(page, key, None)
+        cache.release([page])
+        cached[key] = page
+        if len(cached) > 512:
+            del cached[next(iter(cached))]
+        asked = child_key(ROOT, [choice.randint(max(number - 1000, 0), number)])
+        assert cache.look_up([asked]) == ([cached[asked]] if asked in cached else [])
+        assert cache.was_given_up(asked) != (asked in cached)
+    assert cache.audit([]) == []
 
 
 def test_a_draft_finds_no_page_whose_key_a_twin_inherits() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from benchmarks.memory import bookkeeping, layouts, sharing
+from benchmarks.memory import bookkeeping, layouts, sharing, trace
 from benchmarks.memory.table import show
 
 
@@ -29,6 +30,19 @@ def test_a_shared_prefix_takes_its_memory_once() -> None:
     # The prefix is computed once, tails and answers by everybody.
     assert on["computed_tokens"] == 512 + 64 * (64 + 63)
     assert off["computed_tokens"] == 64 * (512 + 64 + 63)
+
+
+def test_a_recorded_trace_hits_as_often_as_in_an_ideal_cache(data_dir: Path) -> None:
+    options = argparse.Namespace(
+        trace=data_dir / "mooncake" / "conversation_trace.head.jsonl",
+        requests=200,
+        gaps=4.0,
+        pages=[512],
+    )
+    (row,) = trace.measure(options)
+    assert float(row["evicted_pages"]) > 512
+    assert float(row["ideal_percent"]) > 2
+    assert abs(float(row["points_below"])) <= 3
 
 
 def test_bookkeeping_is_timed_for_every_kind_of_work() -> None:

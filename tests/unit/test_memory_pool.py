@@ -51,8 +51,8 @@ class TestKeys:
         parts: list[bytes] = []
         for end in (3, 4, 9, 11):
             extend_keys(parts, ROOT, range(end), 4)
-        assert len(whole) == 2
-        assert parts == whole
+        first = child_key(ROOT, range(4))
+        assert whole == parts == [first, child_key(first, range(4, 8))]
 
 
 class TestPool:

@@ -176,3 +176,5 @@ def test_cache_verbs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0
     assert folders(root) == []
     assert outcome("ls")[1] == f"0 in {root}, 0B in all\n"
+    assert outcome("verify") == (0, f"no pages in {root}, nothing to verify\n")
+    assert outcome("clear") == (0, f"no pages in {root}, nothing to remove\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,12 @@ def test_preempted_request_gets_its_pages_back() -> None:
     assert computed.swapper.counters.loads_too_slow > 0
     tokens = [each.engine.metrics.computed_tokens.value for each in (swapped, computed)]
     assert tokens[0] < tokens[1]
+    for each in (swapped, computed):
+        counters = each.scheduler.counters
+        assert sum(counters.returns.values()) == counters.preemptions
+    assert swapped.scheduler.counters.returns["swap"] > 0
+    assert computed.scheduler.counters.returns["recompute"] > 0
+    assert computed.scheduler.counters.returns["swap"] == 0
 
 
 def test_a_broken_tier_costs_time_only() -> None:
@@ -338,3 +345,35 @@ def test_mover_stages_no_more_than_it_may() -> None:
     mover.cancel(1)
     assert mover.take(9) == []
     assert not mover.work()
+
+
+def test_a_tier_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers_again = threading.Event()
+    seconds = [0.0]
+
+    class Hanging(HostTier):
+        def store(self, key: bytes, page: memoryview) -> bool:
+            answers_again.wait()
+            return super().store(key, page)
+
+    try:
+        hanging = rig(
+            lambda page_bytes: Hanging(100, page_bytes),
+            threshold=1.0,
+            threaded=True,
+            clock=lambda: seconds[0],
+        )
+        hanging.run([make_request("a", prompt(1), seed=1)])
+        assert hanging.engine.tend(), "pages are left that the queue has no room for"
+        page = hanging.scheduler.cache.pool.cached_pages(1)[0]
+        assert not hanging.swapper.write_down(page)
+        while not hanging.mover.is_stuck:
+            hanging.mover.wait(0.001)
+            seconds[0] += 1.0
+        assert not hanging.engine.tend()
+        assert hanging.swapper.write_down(page), "its memory may go without"
+        monkeypatch.setattr("octavo.memory.tiers.mover._LAST_SECONDS", 0.01)
+        hanging.swapper.close()
+        assert hanging.mover.store_room == 0
+    finally:
+        answers_again.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from msgspec import structs
@@ -250,6 +251,18 @@ class TestPreemption:
         assert driven.answers["young"].finish_reason is FinishReason.LENGTH
         # `cached_tokens` of the answer is that of the first admission.
         assert driven.outputs[-1].cached_tokens == 0
+
+    @pytest.mark.parametrize(("pages", "way"), [(12, "recompute"), (16, "keep")])
+    def test_what_became_of_its_pages_is_told(self, pages: int, way: str) -> None:
+        driven = driver(pages=pages, token_budget=16)
+        driven.add(
+            *(request(f"r{n}", range(9 * n, 9 * n + 7), max_new_tokens=15) for n in range(3))
+        )
+        driven.run()
+        assert driven.scheduler.counters.returns == {way: 1}
+        moves = [event for event in driven.events if isinstance(event, Transition)]
+        (back,) = [move for move in moves if move.before is RequestState.PREEMPTED]
+        assert re.fullmatch(way + r": \d+ of \d+ tokens are there", back.reason)
 
     def test_a_victim_planned_in_the_same_step_gives_its_page_back(self) -> None:
         """The oldest, still in prefill, needs the page that a younger decode was to get."""

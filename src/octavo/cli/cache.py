@@ -51,11 +51,15 @@ def verify(config: str | None, assignments: tuple[str, ...]) -> None:
 
     Nothing has to be done about a damaged page: it is found missing when it is wanted.
     """
+    root = _root(config, assignments)
+    found = folders(root)
     damaged = 0
-    for path in folders(_root(config, assignments)):
+    for path in found:
         checked = check_folder(path)
         damaged += checked.damaged
         click.echo(f"{path.name[:16]}  {_verdict(checked)}")
+    if not found:
+        click.echo(f"no pages in {root}, nothing to verify")
     sys.exit(1 if damaged else 0)
 
 
@@ -68,6 +72,8 @@ def clear(config: str | None, assignments: tuple[str, ...], name: str | None) ->
     chosen = [path for path in folders(root) if path.name.startswith(name or "")]
     if name is not None and not chosen:
         raise click.ClickException(f"no folder in {root} begins with {name}")
+    if not chosen:
+        click.echo(f"no pages in {root}, nothing to remove")
     kept = 0
     for path in chosen:
         size = summarise(path).bytes

@@ -22,6 +22,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling import SamplingParams
 from octavo.engine.engine import Engine
 from octavo.engine.handle import Handle
+from octavo.engine.idle import IdleRest
 from octavo.engine.outputs import Alternative, Completion, Delta, LogprobEntry, RequestOutput, Usage
 from octavo.engine.prompts import Limits, Prepared, prepare, requests_of
 from octavo.text.tokenizer import Tokenizer
@@ -75,10 +76,10 @@ def random_seed() -> int:
 class Client:
     """Joins text and engine.
 
-    Nothing runs in the background: `pump` makes one engine step, and whoever waits for an answer
-    pumps. So many streams work in one thread, each moving all of them. Every method may be called
-    from any thread; one lock makes a step exclusive, and a thread that waits for it finds what
-    the other's step brought.
+    Nothing is computed in the background: `pump` makes one engine step, and whoever waits for an
+    answer pumps. So many streams work in one thread, each moving all of them. Every method may be
+    called from any thread; one lock makes a step exclusive, and a thread that waits for it finds
+    what the other's step brought.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Client:
         self._live: dict[RequestId, tuple[Handle, int]] = {}
         self._abandoned: deque[Handle] = deque()
         self._lock = threading.RLock()
+        self._idle = IdleRest(engine, self._lock)
 
     def prepare(self, prompt: Prompt, params: SamplingParams, *, field: str = "prompt") -> Prepared:
         """Check a call without starting it; raises what `prompts.prepare` raises."""
@@ -144,6 +146,8 @@ class Client:
                 handle = self._deliver(output)
                 if handle is not None:
                     news[id(handle)] = handle
+            if not self._engine.has_work:
+                self._idle.work_ended()
             return list(news.values())
 
     @property
@@ -207,6 +211,7 @@ class Client:
 
     def close(self) -> None:
         """Cancel everything and close the engine; safe to call twice."""
+        self._idle.close()
         with self._lock:
             for handle, _ in list(self._live.values()):
                 self.cancel(handle)

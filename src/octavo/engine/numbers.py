@@ -62,6 +62,7 @@ class StatsSource:
             hit_pages=counters.hit_pages,
             copied_pages=counters.copied_pages,
             prefix_misses=dict(counters.prefix_misses),
+            preemption_returns=dict(counters.returns),
             evicted_pages=counters.evicted_pages,
             native_seconds=metrics.native_seconds.value,
             predicted_seconds=metrics.predicted_seconds.value,

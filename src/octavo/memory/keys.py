@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 KEY_BYTES = 32
+_TOKEN_BYTES = 4
 
 
 def root_key(fingerprint: bytes, salt: bytes) -> bytes:
@@ -21,12 +22,22 @@ def root_key(fingerprint: bytes, salt: bytes) -> bytes:
 
 def child_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Key of a page of `token_ids` that follows the page of key `parent` (BLAKE2b, RFC 7693)."""
-    content = struct.pack(f"<{len(token_ids)}i", *token_ids)
-    return blake2b(parent + content, digest_size=KEY_BYTES, person=b"octavo page").digest()
+    return _child_key(parent, _content(token_ids))
 
 
 def extend_keys(keys: list[bytes], root: bytes, token_ids: Sequence[int], page_tokens: int) -> None:
     """Append the keys of the full pages of `token_ids` that `keys` does not have yet."""
-    for start in range(len(keys) * page_tokens, len(token_ids) - page_tokens + 1, page_tokens):
-        parent = keys[-1] if keys else root
-        keys.append(child_key(parent, token_ids[start : start + page_tokens]))
+    content = _content(token_ids[len(keys) * page_tokens :])
+    page_bytes = _TOKEN_BYTES * page_tokens
+    key = keys[-1] if keys else root
+    for start in range(0, len(content) - page_bytes + 1, page_bytes):
+        key = _child_key(key, content[start : start + page_bytes])
+        keys.append(key)
+
+
+def _content(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)
+
+
+def _child_key(parent: bytes, content: bytes) -> bytes:
+    return blake2b(parent + content, digest_size=KEY_BYTES, person=b"octavo page").digest()

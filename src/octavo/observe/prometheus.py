@@ -186,6 +186,14 @@ class ServingMetrics(CallObserver):
         for reason, count in stats.prefix_misses.items():
             misses.add_metric([self._model, reason], count)
         yield misses
+        returns = CounterMetricFamily(
+            "octavo_preemption_returns",
+            "Preempted requests that run again, by what became of their pages",
+            labels=["model_name", "mode"],
+        )
+        for mode, count in stats.preemption_returns.items():
+            returns.add_metric([self._model, mode], count)
+        yield returns
         memory = GaugeMetricFamily(
             "octavo_memory_bytes",
             "The most that a part of the engine may hold",

@@ -92,6 +92,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     hit_pages: int
     copied_pages: int
     prefix_misses: dict[str, int]
+    preemption_returns: dict[str, int]
     evicted_pages: int
     native_seconds: float
     predicted_seconds: float

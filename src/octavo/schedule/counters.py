@@ -14,7 +14,9 @@ class SchedulerCounters:
     `copied_pages` those whose beginning was copied;
     `chunks` are prefill rows; `prefix_waits` how often a request was parked for a page another one
     computes; `finished`, `cancelled` and `failed` how requests ended. `prefix_misses` are first
-    admissions that found less of their prompt than could be reused, by `MissReason`.
+    admissions that found less of their prompt than could be reused, by `MissReason`. `returns` tell
+    what became of preempted requests' pages: "keep" (all full ones were still there), "swap" (some
+    came back from the tier below) or "recompute" (some were lost, and none came back).
     """
 
     steps: int = 0
@@ -31,6 +33,7 @@ class SchedulerCounters:
     failed: int = 0
     repairs: int = 0
     prefix_misses: Counter[str] = field(default_factory=Counter)
+    returns: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,8 @@ class Ledger:
         if sequence.parked_on is None:
             sequence.lane.queue.remove(sequence)
             self.producers.park(sequence, _ASIDE + sequence.id.encode())
+            found = self.cache.look_up(sequence.keys[: sequence.reusable_pages])
+            sequence.kept_tokens = len(found) * sequence.page_tokens
 
     def let_go(self, sequence: Sequence, now: float) -> None:
         """Queue a request again that was held back."""
@@ -133,6 +135,7 @@ class Ledger:
 
     def _preempt(self, preemption: Preemption, now: float) -> None:
         sequence = self._by_row(preemption)
+        sequence.lost_tokens, sequence.kept_tokens = sequence.computed, None
         self.free_rows.add(sequence.row)
         self._stop(sequence)
         if sequence.ghost:
@@ -168,7 +171,12 @@ class Ledger:
             sequence.home.counters.queue_seconds += now - sequence.queued_seconds
         self._unwait(sequence, now)
         lane.queue.charge(tenant, sequence.token_count - admission.cached_tokens)
-        self._move(sequence, RequestState.RUNNING, "admitted", now)
+        reason = "admitted"
+        if not is_new:
+            way = sequence.way_back(admission.cached_tokens)
+            self.counters.returns[way] += 1
+            reason = f"{way}: {admission.cached_tokens} of {sequence.lost_tokens} tokens are there"
+        self._move(sequence, RequestState.RUNNING, reason, now)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = admission.cached_tokens
         self.rows.seat(sequence, admission.row)

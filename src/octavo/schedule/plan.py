@@ -40,7 +40,6 @@ class Preemption:
     row: int
     request_id: RequestId
     reason: str = "out of pages"
-    mode: str = "recompute"
 
 
 class RowPlan(msgspec.Struct, frozen=True, gc=False):

@@ -42,7 +42,9 @@ class Sequence:
     last token, None if that is nothing or not shared; with `holds_tail` others may copy it from
     page `tail_page` of the table. `scored` counts the prompt positions whose log-probability is
     known or needs none (the first); `prompt_logprobs` collects them until they are sent and is None
-    otherwise. State changes in `Scheduler` only.
+    otherwise. Of a preempted one, `lost_tokens` were in its pages; `kept_tokens` were still there
+    when it began to wait for others from the tier below, None if it did not. State changes in
+    `Scheduler` only.
     """
 
     __slots__ = (
@@ -54,10 +56,12 @@ class Sequence:
         "holds_tail",
         "home",
         "id",
+        "kept_tokens",
         "key",
         "keys",
         "known_tokens",
         "lane",
+        "lost_tokens",
         "marked_pages",
         "order",
         "padded",
@@ -110,6 +114,8 @@ class Sequence:
         self.deadline_seconds = arrival + (lane.service.first_token_seconds or 0.0)
         self.key: Key = (0, 0, 0, order)
         self.preemptions = 0
+        self.lost_tokens = 0
+        self.kept_tokens: int | None = None
         self.started_step = 0
         self.first_token_sent = False
         self.ghost = False
@@ -237,6 +243,13 @@ class Sequence:
             return None
         parent = self.keys[self.tail_page - 1] if self.tail_page else self.root
         return child_key(parent, self.known_tokens[start:end])
+
+    def way_back(self, found_tokens: int) -> str:
+        """What became of the pages of a preempted request that finds so many tokens computed."""
+        if self.kept_tokens is not None and found_tokens > self.kept_tokens:
+            return "swap"
+        whole_tokens = self.lost_tokens - self.lost_tokens % self.page_tokens
+        return "recompute" if found_tokens < whole_tokens else "keep"
 
     def needs_scores(self, position: int) -> bool:
         """The logits at `position` score a prompt token that has no log-probability yet."""

@@ -15,6 +15,10 @@ SETTLE_PAGES = 8
 """So many stores are settled together."""
 _FIRST_BYTES_PER_SECOND = 500e6
 _SMOOTHING = 0.1
+_STUCK_SECONDS = 30.0
+"""No disk takes so long for a page; one that does may never answer."""
+_LAST_SECONDS = 10.0
+"""So long is waited at the end for what the thread is doing."""
 
 logger = logging.getLogger("octavo")
 
@@ -58,7 +62,7 @@ class PageMover:
         self._stores: deque[_Store] = deque()
         self._storing: set[bytes] = set()
         self._unsettled = 0
-        self._is_working = False
+        self._working_since: float | None = None
         self._ends = False
         self._thread: threading.Thread | None = None
 
@@ -66,6 +70,12 @@ class PageMover:
     def store_room(self) -> int:
         """How many more pages `store` takes."""
         return self._staged_pages - len(self._storing)
+
+    @property
+    def is_stuck(self) -> bool:
+        """The tier hangs: nothing is to be expected of it as long as that lasts."""
+        since = self._working_since
+        return since is not None and self._clock() - since > _STUCK_SECONDS
 
     @property
     def waiting_loads(self) -> int:
@@ -131,19 +141,24 @@ class PageMover:
         """Wait until everything is stored and settled; False if it took too long."""
         with self._condition:
             return self._condition.wait_for(
-                lambda: not self._storing and not self._unsettled and not self._is_working, seconds
+                lambda: not (self._storing or self._unsettled or self._working_since is not None),
+                seconds,
             )
 
     def close(self) -> None:
         """End the thread after what it is doing, and close the tier; safe to call twice.
 
-        What still waits to be stored is not.
+        What still waits to be stored is not. A thread that hangs is left to itself, and the tier
+        open.
         """
         with self._condition:
             self._ends = True
             self._condition.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_LAST_SECONDS)
+            if self._thread.is_alive():
+                logger.warning("the disk with the cached pages does not answer; it is left alone")
+                return
             self._thread = None
         self.tier.close()
 
@@ -156,7 +171,7 @@ class PageMover:
                 store = self._stores.popleft() if self._stores else None
                 if store is None and not self._unsettled:
                     return False
-            self._is_working = True
+            self._working_since = self._clock()
         try:
             if load_key is not None:
                 self._load(number, load_key)
@@ -166,7 +181,7 @@ class PageMover:
                 self._settle()
         finally:
             with self._condition:
-                self._is_working = False
+                self._working_since = None
                 self._condition.notify_all()
         return True
 

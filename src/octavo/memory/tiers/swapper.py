@@ -136,7 +136,7 @@ class Swapper:
 
     def write_down(self, page: int) -> bool:
         """Write a cached page that is to be given up; False if it should stay a little longer."""
-        if self._is_kept(page) or not self.mover.tier.takes_pages:
+        if self._is_kept(page) or not self.mover.tier.takes_pages or self.mover.is_stuck:
             return True
         if min(self.mover.store_room, self._left_pages) < 1:
             return False
@@ -148,7 +148,12 @@ class Swapper:
         self.mover.wait(seconds)
 
     def tend(self) -> bool:
-        """Write down what is cached while there is no work; False if all of it is written."""
+        """Write down what is cached while there is no work; False if all of it is written.
+
+        False also if the tier hangs: an idle engine must not wait for it.
+        """
+        if self.mover.is_stuck:
+            return False
         if self._idle_pages is None:
             self._idle_pages = self._newest_pages()
         for _ in range(min(_SCAN_PAGES, len(self._idle_pages))):
@@ -165,13 +170,8 @@ class Swapper:
         """Write down all that is cached, as far as the time allows; end mover and tier."""
         for load in list(self._loads.values()):
             self._drop(load)
-        deadline = self._clock() + self._drain_seconds
-        for page in reversed(self._newest_pages()):
-            if not self._is_kept(page):
-                if not self.mover.wait_for_room(max(deadline - self._clock(), 0.0)):
-                    break
-                self._write(page)
-        self.mover.drain(max(deadline - self._clock(), 0.0))
+        if not self.mover.is_stuck:
+            self._drain()
         self.mover.close()
 
     # Up
@@ -180,7 +180,7 @@ class Swapper:
         present = self._cache.look_up(keys)
         start = len(present)
         end = start + look_up(self.mover.tier, keys[start:])
-        if end == start:
+        if end == start or self.mover.is_stuck:
             return False
         # What is here must not be evicted while the rest comes: used last from now on.
         self._cache.share(present)
@@ -277,6 +277,15 @@ class Swapper:
                 room -= 1
                 if room == 0:
                     return
+
+    def _drain(self) -> None:
+        deadline = self._clock() + self._drain_seconds
+        for page in reversed(self._newest_pages()):
+            if not self._is_kept(page):
+                if not self.mover.wait_for_room(max(deadline - self._clock(), 0.0)):
+                    break
+                self._write(page)
+        self.mover.drain(max(deadline - self._clock(), 0.0))
 
     def _newest_pages(self) -> list[int]:
         """As many cached pages as the tier can hold, the last of them used last."""
