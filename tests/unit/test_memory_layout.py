@@ -72,6 +72,17 @@ def test_windows_grow_no_further_than_their_span() -> None:
     assert [LAYOUT.most_pages(4 * blocks) for blocks in (1, 5, 6, 100)] == [3, 15, 16, 110]
 
 
+@pytest.mark.parametrize("window_tokens", [1, 2, 5, 16, 17, 24])
+@pytest.mark.parametrize("step_tokens", [1, 2, 3, 16, 17, 40])
+def test_the_span_is_what_windows_hold_at_most(window_tokens: int, step_tokens: int) -> None:
+    layout = TableLayout(16, 2, window_tokens, step_tokens)
+    held = [
+        (start + step_tokens - 1) // 16 + 1 - layout.first_block(start // 16 * 16)
+        for start in range(200)
+    ]
+    assert max(held) == layout.span_blocks
+
+
 def test_the_longest_request_is_the_longest_that_fits() -> None:
     for pages in range(60):
         tokens = LAYOUT.most_tokens(pages)

@@ -183,7 +183,7 @@ def test_windows_leave_room_for_longer_contexts() -> None:
     assert (size.pages, size.page_tokens, size.groups, size.window_tokens) == (384, 32, 6, 512)
     assert size.context_tokens == 2048
     few = settings("scheduler.max_chunk_tokens=64")
-    assert plan_cache(few, profile).context_tokens == 32 * (384 - 5 * ((512 + 64) // 32 + 2))
+    assert plan_cache(few, profile).context_tokens == 32 * (384 - 5 * (16 + 1 + 2))
     whole = settings("memory.layout=contiguous")
     assert plan_cache(whole, profile) == CacheSize(64, 32, 2048)
     assert build_scheduler(few, plan_cache(few, profile), COST, SimulatedClock()).layout.groups == 6

@@ -41,8 +41,12 @@ class TableLayout:
 
     @property
     def span_blocks(self) -> int:
-        """Blocks that such a group holds at most, while a step is computed."""
-        return (self.window_tokens + self.step_tokens) // self.page_tokens + 2
+        """Blocks that such a group holds at most, while a step is computed.
+
+        That is if the step starts with the last token of a page.
+        """
+        before = -(-(self.window_tokens - 1) // self.page_tokens)
+        return before + 2 + (self.step_tokens - 2) // self.page_tokens
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens take."""

@@ -301,9 +301,13 @@ class Sequence:
         return parts
 
     def move_window(self) -> list[int]:
-        """Take pages out of the table that have left the window; returns them."""
+        """Take pages out of the table that have left the window; returns them.
+
+        The window is that behind the last full page, where it would go on after a preemption.
+        """
         layout = self.layout
-        first = min(layout.first_block(self.computed), self.blocks)
+        full_tokens = self.computed // self.page_tokens * self.page_tokens
+        first = min(layout.first_block(full_tokens), self.blocks)
         left: list[int] = []
         for block in range(self.window_block, first):
             start = block * layout.groups + 1
