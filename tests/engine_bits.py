@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine_harness import RecordingModel, Rig, make_request, random_prompt
 from octavo.compute.batch import StepModel
+from octavo.core.ids import RequestId
 from octavo.core.request import FinishReason, Request
 from octavo.memory.elastic import ElasticMemory
+from octavo.memory.layout import TableLayout
 
 NEW_TOKENS = 24
 _PREEMPTION_PAGE_TOKENS = 16
@@ -181,6 +183,59 @@ def after_release(model: StepModel, target: Request, *, logits_every: int = 1) -
     assert elastic.released_bytes > before
     assert rig.answers[target.id].cached_tokens == 0
     return _observed(rig, recorder, target, logits_every)
+
+
+def in_groups(
+    model: StepModel, target: Request, *, page_tokens: int = 16, logits_every: int = 1
+) -> list[Observed]:
+    """Where layers with a window keep that only: in chunks, from the cache, among choices."""
+    groups = model.program.cache_groups()
+    assert groups.count > 1, "no layer has a window"
+    recorder = RecordingModel(model, [target.seed], every=logits_every)
+    blocks = 2 * pages_for(len(target.prompt) + NEW_TOKENS, page_tokens) + 2
+    rig = Rig(
+        recorder,
+        pages=blocks * groups.count,
+        page_tokens=page_tokens,
+        token_budget=64,
+        grouped=True,
+    )
+    rig.add(target)
+    most_held = 0
+    while rig.engine.has_work:
+        rig.step()
+        most_held = max(most_held, rig.scheduler.cache.pool.held_count)
+    if len(target.prompt) > 4 * groups.window_tokens:
+        all_blocks = pages_for(len(target.prompt), page_tokens)
+        assert most_held < groups.count * all_blocks, "no window has moved"
+    observed = [_observed(rig, recorder, target, logits_every)]
+    other = make_request("other", target.prompt, seed=target.seed + 1, max_new_tokens=NEW_TOKENS)
+    for name, company, cached in (
+        ("again", (), (len(target.prompt) - 1) // page_tokens * page_tokens),
+        ("beside", (other,), len(target.prompt) - 1),
+    ):
+        again = replace(target, id=RequestId(name))
+        rig.run([*company, again])
+        assert rig.answers[name].cached_tokens == cached, "less was reused than could be"
+        observed.append(_observed(rig, recorder, again, logits_every))
+    return observed
+
+
+def in_groups_after_preemption(model: StepModel, target: Request) -> Observed:
+    """Preempted on a pool in which two requests fit at first, and windows move."""
+    elder = make_request("elder", target.prompt[:9], seed=target.seed + 1, max_new_tokens=240)
+    groups = model.program.cache_groups()
+    layout = TableLayout(16, groups.count, groups.window_tokens, 16)
+    least = layout.most_pages(max(len(target.prompt) + NEW_TOKENS, 9 + 240))
+    for pages in range(least, 2 * least):
+        recorder = RecordingModel(model, [target.seed])
+        rig = Rig(recorder, pages=pages, page_tokens=16, token_budget=16, grouped=True)
+        rig.add(elder)
+        rig.step()
+        rig.run([target])
+        if rig.preemptions_of(target.id):
+            return _observed(rig, recorder, target, 1)
+    raise AssertionError("the target was never preempted")
 
 
 def _observed(rig: Rig, recorder: RecordingModel, target: Request, logits_every: int) -> Observed:

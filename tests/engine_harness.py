@@ -19,12 +19,14 @@ from octavo.compute.batch import (
     StepModel,
     StepOutput,
 )
+from octavo.core.cache_groups import CacheGroups, one_group
 from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput, TokenLogprob
 from octavo.core.request import FinishReason, Request, RequestState, Transition
 from octavo.core.sampling import SamplingParams
 from octavo.engine.engine import Engine
 from octavo.engine.model_executor import ModelExecutor
+from octavo.memory.layout import TableLayout
 from octavo.observe.events import EventRing
 from octavo.schedule.scheduler import Scheduler
 
@@ -51,8 +53,8 @@ class RecordingModel:
     def page_bytes(self, page_tokens: int) -> int:
         return self._model.page_bytes(page_tokens)
 
-    def allocate_kv(self, pages: int, page_tokens: int) -> None:
-        self._model.allocate_kv(pages, page_tokens)
+    def allocate_kv(self, pages: int, page_tokens: int, groups: CacheGroups | None = None) -> None:
+        self._model.allocate_kv(pages, page_tokens, groups)
 
     def kv_pages(self) -> ByteRows:
         return self._model.kv_pages()
@@ -119,7 +121,10 @@ def float_bits(value: float) -> int:
 
 
 class Rig:
-    """An engine on a model, with its cache freshly allocated."""
+    """An engine on a model, with its cache freshly allocated.
+
+    `grouped`: in cache groups, so that layers with a window keep their window only.
+    """
 
     def __init__(
         self,
@@ -131,13 +136,21 @@ class Rig:
         token_budget: int = 512,
         max_chunk_tokens: int | None = None,
         max_context: int | None = None,
+        grouped: bool = False,
     ):
-        context = min(max_context or model.program.context_tokens, pages * page_tokens)
-        model.allocate_kv(pages, page_tokens)
+        layers = model.program.kv.layers
+        groups = model.program.cache_groups() if grouped else one_group(layers)
+        model.allocate_kv(pages, page_tokens, groups)
+        chunk = min(max_chunk_tokens or token_budget, token_budget)
+        layout = TableLayout(page_tokens, groups.count, groups.window_tokens, chunk)
+        most_tokens = layout.most_tokens(pages)
+        context = min(max_context or model.program.context_tokens, most_tokens)
         self.events = EventRing(1 << 16)
         self.scheduler = Scheduler(
             pages=pages,
             page_tokens=page_tokens,
+            groups=groups.count,
+            window_tokens=groups.window_tokens,
             token_budget=token_budget,
             max_rows=max_rows,
             max_context=context,
@@ -148,8 +161,9 @@ class Rig:
         executor = ModelExecutor(
             model,
             max_rows=max_rows,
-            max_pages_per_row=-(-context // page_tokens),
+            max_pages_per_row=layout.blocks_for(context) * groups.count,
             max_batch_tokens=token_budget,
+            groups=groups.count,
         )
         self.engine = Engine(self.scheduler, executor)
         self.answers: dict[str, Answer] = {}

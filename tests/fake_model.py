@@ -21,6 +21,7 @@ from octavo.compute.batch import (
     StepOutput,
 )
 from octavo.compute.program import KvLayout, Program
+from octavo.core.cache_groups import CacheGroups
 from octavo.core.output import TokenLogprob
 
 UNWRITTEN = -1
@@ -57,7 +58,9 @@ class FakeModel:
     def page_bytes(self, page_tokens: int) -> int:
         return page_tokens * 64
 
-    def allocate_kv(self, pages: int, page_tokens: int) -> None:
+    def allocate_kv(self, pages: int, page_tokens: int, groups: CacheGroups | None = None) -> None:
+        """Nothing here has a window."""
+        assert groups is None or groups.count == 1
         self._kv = np.full((pages, page_tokens), UNWRITTEN, dtype=np.int64)
 
     def kv_pages(self) -> ByteRows:

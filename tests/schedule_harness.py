@@ -128,29 +128,31 @@ class PageModel:
 
     def _run(self, plan: RowPlan) -> RowResult:
         row = self.rows[plan.row]
-        page_tokens = self.scheduler.page_tokens
+        page_tokens, groups = self.scheduler.page_tokens, self.scheduler.layout.groups
         assert row.request.id == plan.request_id
-        assert plan.table_start == len(row.table)
+        assert plan.table_start == len(row.table) / groups
         row.table.extend(plan.new_pages)
+        blocks = len(row.table) // groups
         end = plan.start + len(plan.tokens)
         if plan.is_padding:
             for position in range(plan.start, end):
-                self.written.pop((row.table[position // page_tokens], position % page_tokens), None)
+                for page in self._pages(row, position):
+                    self.written.pop((page, position % page_tokens), None)
             return RowResult(plan.row, plan.request_id)
         assert row.tokens[plan.start : end] == list(plan.tokens)
         assert len(plan.tokens) > 0
-        assert end <= len(row.table) * page_tokens
+        assert end <= blocks * page_tokens
         if self.scheduler.is_contiguous:
             assert row.table == list(range(row.table[0], row.table[0] + len(row.table)))
         else:
-            assert row.is_padded or (len(row.table) - 1) * page_tokens < end
+            assert row.is_padded or (blocks - 1) * page_tokens < end
         digest = self._read(row, plan.start)
         scores = []
         for position in range(plan.start, end):
             digest = content(digest, row.tokens[position])
-            page = row.table[position // page_tokens]
-            assert self.scheduler.cache.pool.refs[page] == 1, "a shared page was written to"
-            self.written[page, position % page_tokens] = digest
+            for group, page in enumerate(self._pages(row, position)):
+                assert self.scheduler.cache.pool.refs[page] == 1, "a shared page was written to"
+                self.written[page, position % page_tokens] = digest + group
             if plan.score_prompt and position + 1 < len(row.request.prompt):
                 scores.append(score(digest, row.request.prompt[position + 1]))
         tokens: tuple[int, ...] = ()
@@ -161,14 +163,21 @@ class PageModel:
         return RowResult(plan.row, plan.request_id, tokens, None, tuple(scores))
 
     def _read(self, row: _Row, end: int) -> int:
-        """Every earlier position must hold this very sequence."""
+        """Every earlier position must hold this very sequence, in each group that sees it."""
         digest = 0
-        page_tokens = self.scheduler.page_tokens
+        layout = self.scheduler.layout
         for position in range(end):
             digest = content(digest, row.tokens[position])
-            place = (row.table[position // page_tokens], position % page_tokens)
-            assert self.written.get(place) == digest, f"position {position} of {row.request.id}"
+            for group, page in enumerate(self._pages(row, position)):
+                if group == 0 or position > end - layout.window_tokens:
+                    known = self.written.get((page, position % layout.page_tokens))
+                    assert known == digest + group, f"position {position} of {row.request.id}"
         return digest
+
+    def _pages(self, row: _Row, position: int) -> list[int]:
+        layout = self.scheduler.layout
+        start = position // layout.page_tokens * layout.groups
+        return row.table[start : start + layout.groups]
 
 
 class Driver:

@@ -80,6 +80,7 @@ class Problem {
     call_.out = out.data();
     call_.tables = tables.data();
     call_.table_stride = tables.shape(1);
+    call_.page_stride = 1;
     call_.scratch_floats = attention_scratch_floats(heads, kv_heads, head_dim);
   }
   Problem(const Problem&) = delete;

@@ -70,6 +70,19 @@ void set_program(Model& self, Array<int32_t, 2> codes, Array<float, 2> floats) {
   self.set_program(std::move(program));
 }
 
+// `places` are (group, index) of each layer.
+void allocate_kv(Model& self, int32_t pages, int32_t page_tokens, Array<int32_t, 2> places,
+                 int32_t window_tokens) {
+  require(places.shape(1) == 2, "places must be [layers, 2]");
+  std::vector<KvPlace> of_layers;
+  for (size_t layer = 0; layer < places.shape(0); ++layer) {
+    const int32_t* place = places.data() + 2 * layer;
+    of_layers.push_back(KvPlace{place[0], place[1]});
+  }
+  nb::gil_scoped_release unlocked;
+  self.allocate_kv(pages, page_tokens, std::move(of_layers), window_tokens);
+}
+
 using Ids = Array<int32_t, 1>;
 
 StepInput input_of(const Ids& tokens, const Ids& row_starts, const Ids& past,
@@ -135,7 +148,7 @@ void bind_model(nb::module_& module) {
       .def("add_rotation", add_rotation)
       .def("set_program", set_program)
       .def("page_bytes", &Model::page_bytes)
-      .def("allocate_kv", &Model::allocate_kv, nb::call_guard<nb::gil_scoped_release>())
+      .def("allocate_kv", allocate_kv)
       .def("discard_kv", &Model::discard_kv, nb::call_guard<nb::gil_scoped_release>())
       .def("populate_kv", &Model::populate_kv, nb::call_guard<nb::gil_scoped_release>())
       .def("discard_workspace", &Model::discard_workspace,

@@ -22,7 +22,7 @@ inline Tile<Element, Element> page_tile(const AttentionCall& call, const int32_t
   tile.last = (end - start + kGroupTokens - 1) / kGroupTokens;
   for (int group = tile.first; group < tile.last; ++group) {
     const int token = start + group * kGroupTokens;
-    const int32_t page = table[token / page_tokens];
+    const int32_t page = table[size_t(token / page_tokens) * call.page_stride];
     const size_t offset = size_t(token % page_tokens);
     uint8_t* keys = cache.keys(page, call.layer, kv_head);
     uint8_t* values = cache.values(page, call.layer, kv_head);

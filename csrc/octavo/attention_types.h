@@ -28,8 +28,9 @@ struct AttentionCall {
   float softcap;  // 0: none
   const float* q;  // [tokens, heads * head_dim]
   float* out;      // the same shape
-  const int32_t* tables;
-  size_t table_stride;
+  const int32_t* tables;  // first entry of the layer's cache group
+  size_t table_stride;    // entries from one row to the next
+  size_t page_stride;     // entries from one page of the group to the next
   float* scratch;  // scratch_floats a worker
   size_t scratch_floats;
   float* split;  // partial states of segments that run as tasks of their own

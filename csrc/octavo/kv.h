@@ -18,7 +18,13 @@ OCTAVO_INLINE size_t kv_scale_bytes(KvFormat format) {
   return format == KvFormat::Int8 ? sizeof(float) : 0;
 }
 
-// Shape of one cache. A page is [layer][kv head][K quads | K scales | V | V scales]: K as quads
+// Layers share out the pages of a cache in groups of equal size: where a layer lies.
+struct KvPlace {
+  int32_t group;
+  int32_t index;  // in a page of the group
+};
+
+// Shape of one cache, `layers` being those of a group. A page is [layer][kv head][K quads | K scales | V | V scales]: K as quads
 // [head_dim / 4][page_tokens][4], V as [page_tokens][head_dim], scales [page_tokens] if the format
 // has them.
 struct KvGeometry {

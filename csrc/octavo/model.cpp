@@ -122,7 +122,6 @@ void Model::plan_workspace() {
     for (const auto& rotation : rotations_) {
       rotation_tables_.push_back(carver.take<float>(tokens * table_width(rotation)));
     }
-    token_pages_ = carver.take<int32_t>(tokens);
     token_slots_ = carver.take<int32_t>(tokens);
     token_positions_ = carver.take<int32_t>(tokens);
     head_rows_ = carver.take<float>(kLogitRows * size_t(needs_.hidden));
@@ -146,18 +145,43 @@ size_t Model::page_bytes(int32_t page_tokens) const {
       .page_bytes();
 }
 
-void Model::allocate_kv(int32_t pages, int32_t page_tokens) {
+void Model::check_places(const std::vector<KvPlace>& places, int32_t window_tokens) const {
+  require(places.size() == size_t(settings_.layers), "every layer has a place in a group");
+  for (const KvPlace& place : places) {
+    require(place.group >= 0 && place.group < settings_.layers && place.index >= 0 &&
+                place.index < settings_.layers,
+            "a layer's place is out of range");
+  }
+  for (const Operation& operation : program_) {
+    if (operation.code != Opcode::Attention || places[operation.ints[2]].group == 0) continue;
+    require(operation.ints[4] > 0 && operation.ints[4] <= window_tokens,
+            "a layer sees more than the window of its group");
+  }
+}
+
+void Model::allocate_kv(int32_t pages, int32_t page_tokens, std::vector<KvPlace> places,
+                        int32_t window_tokens) {
   require(pages > 0, "the cache needs at least one page");
-  const size_t bytes = page_bytes(page_tokens);
+  check_places(places, window_tokens);
+  int32_t groups = 0, layers = 0;
+  for (const KvPlace& place : places) {
+    groups = place.group < groups ? groups : place.group + 1;
+    layers = place.index < layers ? layers : place.index + 1;
+  }
+  const size_t bytes = page_bytes(page_tokens) / settings_.layers * layers;
   require(size_t(pages) <= (size_t(1) << 46) / bytes, "the cache is too large for this machine");
   const std::lock_guard<std::mutex> between_steps(mutex_);
   cache_ = KvCache{};
   kv_memory_ = HugeBuffer();  // the old cache goes before the new one comes
   kv_memory_ = HugeBuffer(bytes * size_t(pages));
-  cache_.geometry = KvGeometry{settings_.layers, settings_.kv_heads, settings_.head_dim,
-                               page_tokens, settings_.kv_format};
+  cache_.geometry = KvGeometry{layers, settings_.kv_heads, settings_.head_dim, page_tokens,
+                               settings_.kv_format};
   cache_.base = static_cast<uint8_t*>(kv_memory_.data());
   cache_.pages = pages;
+  places_ = std::move(places);
+  groups_ = groups;
+  window_tokens_ = window_tokens;
+  token_pages_.resize(size_t(groups) * settings_.max_tokens);
 }
 
 void Model::check_pages(int32_t first, int32_t count) const {
@@ -218,14 +242,18 @@ void Model::check_row(const StepInput& input, size_t row) const {
   }
   if (input.past[row] < 0) fail_row(" has a negative past");
   const int64_t length = input.past[row] + count;
-  if (length > int64_t(input.table_width) * page_tokens) {
+  if (length > int64_t(input.table_width / groups_) * page_tokens) {
     fail_row(" is longer than its page table");
   }
-  const int32_t* table = input.tables + row * input.table_width;
-  for (int64_t page = 0; page * page_tokens < length; ++page) {
-    if (table[page] < 0 || table[page] >= cache_.pages) {
-      fail_row(" has page " + std::to_string(table[page]) + " of " +
-               std::to_string(cache_.pages));
+  for (int32_t group = 0; group < groups_; ++group) {
+    const int32_t* table = input.tables + row * input.table_width + group;
+    const int64_t unseen = group == 0 ? 0 : int64_t(input.past[row]) + 1 - window_tokens_;
+    for (int64_t page = unseen > 0 ? unseen / page_tokens : 0; page * page_tokens < length;
+         ++page) {
+      const int32_t id = table[page * groups_];
+      if (id < 0 || id >= cache_.pages) {
+        fail_row(" has page " + std::to_string(id) + " of " + std::to_string(cache_.pages));
+      }
     }
   }
 }
@@ -237,7 +265,10 @@ void Model::place_tokens(const StepInput& input) {
     for (int32_t i = input.row_starts[row]; i < input.row_starts[row + 1]; ++i) {
       const int32_t position = input.past[row] + (i - input.row_starts[row]);
       token_positions_[i] = position;
-      token_pages_[i] = table[position / page_tokens];
+      const int32_t* pages = table + size_t(position / page_tokens) * groups_;
+      for (int32_t group = 0; group < groups_; ++group) {
+        token_pages_[size_t(group) * settings_.max_tokens + i] = pages[group];
+      }
       token_slots_[i] = position % page_tokens;
     }
   }

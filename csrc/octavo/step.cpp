@@ -81,8 +81,10 @@ void Model::run_operation(const Operation& operation, int64_t width, const StepI
       return;
     }
     case Opcode::KvWrite:
-      operators_.write_kv(pool_, KvWriteCall{&cache_, ints[2], slot(ints[0]), slot(ints[1]),
-                                             token_pages_, token_slots_, tokens});
+      operators_.write_kv(
+          pool_, KvWriteCall{&cache_, places_[ints[2]].index, slot(ints[0]), slot(ints[1]),
+                             token_pages_.data() + places_[ints[2]].group * settings_.max_tokens,
+                             token_slots_, tokens});
       return;
     case Opcode::Attention: return run_attention(operation, input);
     case Opcode::SiluMul:
@@ -121,8 +123,9 @@ void Model::run_attention(const Operation& operation, const StepInput& input) {
     }
     tasks_heads_ = heads;
   }
+  const KvPlace place = places_[ints[2]];
   const AttentionCall call{&cache_,
-                           ints[2],
+                           place.index,
                            heads,
                            kv_heads,
                            head_dim,
@@ -131,8 +134,9 @@ void Model::run_attention(const Operation& operation, const StepInput& input) {
                            operation.floats[1],
                            slot(ints[1]),
                            slot(ints[0]),
-                           input.tables,
+                           input.tables + place.group,
                            input.table_width,
+                           size_t(groups_),
                            attention_scratch_,
                            attention_floats_,
                            split_,

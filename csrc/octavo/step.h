@@ -28,7 +28,7 @@ struct StepInput {
   size_t token_count;
   const int32_t* row_starts;  // [rows + 1]
   const int32_t* past;        // [rows] tokens already in the cache
-  const int32_t* tables;      // [rows, table_width] physical pages
+  const int32_t* tables;      // [rows, table_width] physical pages: one of each group, then the next
   size_t rows;
   size_t table_width;
   const int32_t* wanted;  // [wanted_count] batch tokens whose logits are needed
@@ -65,8 +65,12 @@ class Model {
   int32_t add_rotation(Rotation rotation);
   void set_program(std::vector<Operation> program);
 
+  // Bytes of a page of all layers.
   size_t page_bytes(int32_t page_tokens) const;
-  void allocate_kv(int32_t pages, int32_t page_tokens);
+  // `places` has one entry a layer. Layers of group 0 may see all tokens, those of others no more
+  // than `window_tokens`, and only pages within that window are read.
+  void allocate_kv(int32_t pages, int32_t page_tokens, std::vector<KvPlace> places,
+                   int32_t window_tokens);
   // Gives the memory of pages [first, first + count) back to the system; their contents are lost.
   // The bytes given back.
   size_t discard_kv(int32_t first, int32_t count);
@@ -93,6 +97,7 @@ class Model {
 
  private:
   void plan_workspace();
+  void check_places(const std::vector<KvPlace>& places, int32_t window_tokens) const;
   void check_pages(int32_t first, int32_t count) const;
   void check(const StepInput& input) const;
   void check_row(const StepInput& input, size_t row) const;
@@ -123,11 +128,14 @@ class Model {
 
   HugeBuffer kv_memory_;
   KvCache cache_;
+  std::vector<KvPlace> places_;  // of layers
+  int32_t groups_ = 1;
+  int32_t window_tokens_ = 0;
 
   HugeBuffer workspace_;
   std::vector<float*> slots_;
   std::vector<float*> rotation_tables_;
-  int32_t* token_pages_ = nullptr;
+  std::vector<int32_t> token_pages_;  // [groups][max_tokens]
   int32_t* token_slots_ = nullptr;
   int32_t* token_positions_ = nullptr;
   float* head_rows_ = nullptr;

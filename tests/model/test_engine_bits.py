@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_bits import alone, check_every_situation, make_target
+from engine_bits import alone, check_every_situation, in_groups, make_target
 from octavo.compute.runner import ComputeOptions, open_model
 from octavo.core.gguf import GgufFile
 from octavo.text.tokenizer import Tokenizer
@@ -47,6 +47,8 @@ def test_bits_of_real_models(
         model = open_model(file, two).model
         observed = check_every_situation(model, target, rng, chunks=CHUNKS, logits_every=6)
         assert observed == one_thread, "one thread and two"
+        if model.program.cache_groups().count > 1:
+            assert set(in_groups(model, target, logits_every=6)) == {observed}
         model.close()
 
 

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine_bits import Observed, alone, check_every_situation, make_target
+from engine_bits import (
+    Observed,
+    alone,
+    check_every_situation,
+    in_groups,
+    in_groups_after_preemption,
+    make_target,
+)
 from engine_harness import RecordingModel, Rig, make_request, random_prompt
 from fake_model import FakeModel
 from octavo.compute.batch import StepModel
@@ -83,6 +90,18 @@ def test_bits_of_tiny_models(
     target = make_target(prompt, seed=seed, temperature=temperature)
     expected = check_every_situation(models[0], target, rng, chunks=(chunk, 7))
     assert alone(models[1], target) == expected, "two threads"
+    if models[0].program.cache_groups().count > 1:
+        for model, page_tokens in ((models[0], 16), (models[1], 32)):
+            assert set(in_groups(model, target, page_tokens=page_tokens)) == {expected}
+
+
+def test_bits_after_a_preemption_in_groups(models: list[StepModel]) -> None:
+    if models[0].program.cache_groups().count == 1:
+        return
+    rng = random.Random(5)
+    prompt = random_prompt(rng, 200, models[0].program.vocabulary_size)
+    target = make_target(prompt, seed=3, temperature=1.0)
+    assert in_groups_after_preemption(models[0], target) == alone(models[0], target)
 
 
 @given(

@@ -59,8 +59,10 @@ LIMITS = st.fixed_dictionaries(
             ["continuous", "continuous", "continuous", "dynamic", "static"]
         ),
         "static_padding": st.booleans(),
+        "groups": st.sampled_from([1, 1, 3]),
+        "window_tokens": st.sampled_from([2, 5]),
     }
-)
+).map(lambda limits: {**limits, "groups": 1} if limits["static_padding"] else limits)
 ARRIVALS = st.fixed_dictionaries(
     {
         "max_new_tokens": st.integers(0, 8),

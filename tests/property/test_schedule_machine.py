@@ -35,8 +35,10 @@ SETTINGS = st.fixed_dictionaries(
         "shares_prefixes": st.sampled_from([True, True, False]),
         "keeps_pages": st.sampled_from([True, True, False]),
         "is_contiguous": st.sampled_from([False, False, True]),
+        "groups": st.sampled_from([1, 1, 2, 3]),
+        "window_tokens": st.sampled_from([1, 2, 3, 8]),
     }
-)
+).map(lambda limits: {**limits, "groups": 1} if limits["is_contiguous"] else limits)
 EXTRAS = st.fixed_dictionaries(
     {
         "max_new_tokens": st.integers(0, 12),
@@ -142,6 +144,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def audit_is_clean(self) -> None:
         if hasattr(self, "scheduler"):
             assert self.scheduler.audit() == []
+
+    @invariant()
+    def windows_keep_no_more_than_they_need(self) -> None:
+        if hasattr(self, "scheduler"):
+            for each in self.scheduler._ledger.running:
+                most_pages = self.scheduler.layout.most_pages(max(each.token_count, each.room))
+                assert self.limits["is_contiguous"] or each.held_pages <= most_pages
 
     @invariant()
     def partial_answers_are_right(self) -> None:

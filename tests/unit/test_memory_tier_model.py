@@ -72,6 +72,41 @@ def test_what_changes_the_cache_does_not_match(path: Path, change: dict[str, obj
     assert ask(path, threads=1).usage.cached_tokens == 192
 
 
+def test_windows_come_back_from_disk_while_serving(path: Path) -> None:
+    """More contexts than the pool holds, in turn: what a window needs is fetched with the rest."""
+    prompts = [[3 + (number * step) % 300 for number in range(220)] for step in (7, 11, 13, 17)]
+    with LLM(path, kv_bytes="8MB", block_size="16tok", threads=1) as llm:
+        expected = [bits(llm.generate([prompt], PARAMS)[0]) for prompt in prompts]
+    small: dict[str, object] = {
+        "kv_bytes": "250KB",
+        "swap_space": "16MB",
+        "swap_timeout_ms": 60_000,
+        "block_size": "16tok",
+        "token_budget": 64,
+    }
+    with LLM(path, threads=1, **small) as llm:
+        engine = llm.assembly.engine
+        swapper = engine.swapper
+        assert swapper is not None
+        swapper._recompute_seconds = lambda past, tokens: 1e9
+        pool = engine.scheduler.cache.pool
+        assert engine.scheduler.layout.groups == 6
+        assert pool.pages < 2 * 6 * 14
+        cached = []
+        for _ in range(3):
+            for prompt, known in zip(prompts, expected, strict=True):
+                output = llm.generate([prompt], PARAMS)[0]
+                assert bits(output) == known
+                cached.append(output.usage.cached_tokens)
+                while engine.tend():
+                    swapper.mover.drain(60.0)
+                assert swapper.mover.drain(60.0)
+        assert cached == [0] * 4 + [208] * 8
+        # Each time no more than a page a block, and the window's two of the other groups.
+        assert 0 < swapper.counters.loaded_pages <= 8 * (13 + 5 * 2)
+        assert engine.scheduler.audit() == []
+
+
 def test_another_model_does_not_match(path: Path, tmp_path: Path) -> None:
     ask(path)
     other = make_tiny_gguf(tmp_path / "other.gguf", "gemma3", seed=9, context=512)
@@ -139,7 +174,7 @@ def test_cache_verbs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out = outcome("ls")
     assert status == 0
     assert f"{folder.name[:16]}  " in out
-    assert " 12 pages of 16 tokens" in out
+    assert " 72 pages of 16 tokens" in out
     assert "int8, fp16" in out
     elsewhere = f"memory.swap_dir={root.with_name('elsewhere')}"
     status, out = outcome("ls", "--set", elsewhere)
@@ -147,9 +182,9 @@ def test_cache_verbs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome("ls", "--set", f"memory.swap_dir={root}") == outcome("ls")
     status, out = outcome("ls", "--json")
     (row,) = json.loads(out)
-    assert (row["pages"], row["in_use"], row["path"]) == (12, False, str(folder))
+    assert (row["pages"], row["in_use"], row["path"]) == (72, False, str(folder))
     assert row["about"]["page_tokens"] == "16"
-    assert outcome("verify") == (0, f"{folder.name[:16]}  all 12 pages are sound\n")
+    assert outcome("verify") == (0, f"{folder.name[:16]}  all 72 pages are sound\n")
 
     (segment,) = folder.glob("segment-*")
     content = bytearray(segment.read_bytes())
@@ -157,7 +192,7 @@ def test_cache_verbs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     segment.write_bytes(content)
     status, out = outcome("verify")
     assert status == 1
-    assert "11 pages are sound, 1 pages or entries are damaged" in out
+    assert "71 pages are sound, 1 pages or entries are damaged" in out
 
     fd = lock_folder(folder)
     assert fd is not None

@@ -10,7 +10,7 @@ import pytest
 from octavo.core.errors import CapacityError
 from octavo.core.settings import Settings
 from octavo.core.settings_load import load_settings
-from octavo.plan.profile import EngineFacts, Profile, default_profile
+from octavo.plan.profile import EngineFacts, Profile, default_profile, parse_profile
 from octavo.plan.records import Outcome, Record, StepTotals
 from octavo.plan.report import Report, Targets, format_report, make_report
 from octavo.plan.setup import CacheSize, build_scheduler, plan_cache, simulate
@@ -173,6 +173,20 @@ class TestCacheSize:
         assert plan_cache(small, PROFILE) == CacheSize(32, 16, 512)
         with pytest.raises(CapacityError, match="one page"):
             plan_cache(settings("memory.kv_bytes=1KB"), PROFILE)
+
+
+def test_windows_leave_room_for_longer_contexts() -> None:
+    grouped = EngineFacts(2, 40_960, 12, 64, 12 * 64 * 2048, 6, 2, 512)
+    profile = Profile(COST, 0.0, 1, grouped)
+    assert parse_profile(profile.to_json().encode(), "profile") == profile
+    size = plan_cache(settings(), profile)
+    assert (size.pages, size.page_tokens, size.groups, size.window_tokens) == (384, 32, 6, 512)
+    assert size.context_tokens == 2048
+    few = settings("scheduler.max_chunk_tokens=64")
+    assert plan_cache(few, profile).context_tokens == 32 * (384 - 5 * (16 + 1 + 2))
+    whole = settings("memory.layout=contiguous")
+    assert plan_cache(whole, profile) == CacheSize(64, 32, 2048)
+    assert build_scheduler(few, plan_cache(few, profile), COST, SimulatedClock()).layout.groups == 6
 
 
 def test_progress_reaches_the_end() -> None:

@@ -173,15 +173,22 @@ def _measure(path: Path, settings: Settings, quiet: bool) -> Profile:
     with GgufFile.open(path) as file:
         opened = open_engine(file, settings, emit=lambda event: None)
         try:
-            capacity = opened.capacity
+            capacity, layout = opened.capacity, opened.layout
             max_rows = settings.scheduler.max_batch_size
             executor = ModelExecutor(
                 opened.model,
                 max_rows=max_rows,
-                max_pages_per_row=-(-capacity.context_tokens // capacity.page_tokens),
+                max_pages_per_row=layout.blocks_for(capacity.context_tokens) * layout.groups,
                 max_batch_tokens=settings.scheduler.token_budget,
+                groups=layout.groups,
             )
-            size = CacheSize(capacity.pages, capacity.page_tokens, capacity.context_tokens)
+            size = CacheSize(
+                capacity.pages,
+                capacity.page_tokens,
+                capacity.context_tokens,
+                layout.groups,
+                layout.window_tokens,
+            )
             loads = standard_loads(size, max_rows=max_rows)
             calibration = Calibration(
                 executor,
@@ -194,7 +201,8 @@ def _measure(path: Path, settings: Settings, quiet: bool) -> Profile:
             with tqdm(total=len(loads), unit="load", disable=quiet) as bar:
                 samples = calibration.run(loads, lambda done: bar.update(done - bar.n))
             fit = fit_cost(samples, machine=_machine(), model=path.name)
-            layers = opened.model.program.kv.layers
+            program = opened.model.program
+            layers = program.kv.layers
             token_bytes = opened.model.page_bytes(capacity.page_tokens) // capacity.page_tokens
             facts = EngineFacts(
                 threads=settings.compute.threads or threads_and_reason()[0],
@@ -202,6 +210,9 @@ def _measure(path: Path, settings: Settings, quiet: bool) -> Profile:
                 layers=layers,
                 layer_token_bytes=token_bytes // layers,
                 kv_bytes=capacity.kv_bytes,
+                cache_groups=layout.groups,
+                group_layers=program.cache_groups().layers if layout.windowed else layers,
+                window_tokens=layout.window_tokens,
             )
             return Profile(fit.cost, fit.p90_error, len(samples), facts)
         finally:

@@ -105,6 +105,8 @@ def _memory_rows(facts: EngineFacts) -> list[tuple[str, str]]:
         if part == "kv_cache":
             name = "KV cache"
             text += f": {facts.pages} pages of {facts.page_tokens} tokens, {facts.kv_format}"
+            if facts.cache_groups > 1:
+                text += f", {facts.cache_groups} groups of layers"
         rows.append((name, text))
     whole = _megabytes(sum(facts.memory_bytes.values()))
     return [*rows, ("in all", f"{whole} of at most {_megabytes(facts.memory_ceiling_bytes)}")]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.compute.program import Program
+from octavo.core.cache_groups import CacheGroups
 from octavo.core.output import TokenLogprob
 
 Int32Array = NDArray[np.int32]
@@ -23,7 +24,8 @@ class Batch:
 
     tokens [T] int32; row_starts [R + 1] int32; past [R] int32: tokens of the sequence already in
     the cache, so token i of row r stands at position past[r] + i; tables [R, P] int32: physical
-    page of each logical page (entries beyond the sequence are not read).
+    pages in the order of positions, where the cache has several groups one of each for the same
+    tokens (entries beyond the sequence, or before the window of a group, are not read).
     """
 
     tokens: Int32Array
@@ -110,8 +112,11 @@ class StepModel(Protocol):
         """Bytes of one KV page of `page_tokens` tokens, all layers."""
         ...
 
-    def allocate_kv(self, pages: int, page_tokens: int) -> None:
-        """(Re)allocate the cache; contents are lost."""
+    def allocate_kv(self, pages: int, page_tokens: int, groups: CacheGroups | None = None) -> None:
+        """(Re)allocate the cache, pages having the layers of one group; contents are lost.
+
+        Without `groups` there is one, of all layers.
+        """
         ...
 
     def kv_pages(self) -> ByteRows:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from octavo.core.cache_groups import CacheGroups, group_layers
+
 
 class RopeStyle(Enum):
     """Which elements rotate together: neighbours (2i, 2i+1) or halves (i, i + n/2)."""
@@ -144,7 +146,7 @@ Operator = (
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Shape of the KV cache of one cache group: every layer has equal heads and head size."""
+    """Shape of the KV cache: every layer has equal heads and head size."""
 
     layers: int
     kv_heads: int
@@ -165,3 +167,11 @@ class Program:
     vocabulary_size: int
     context_tokens: int
     hidden_size: int
+
+    def cache_groups(self) -> CacheGroups:
+        """Groups in which layers with a window need not keep what they do not see."""
+        windows = [0] * self.kv.layers
+        for operator in self.operators:
+            if isinstance(operator, Attention):
+                windows[operator.layer] = operator.window
+        return group_layers(windows)

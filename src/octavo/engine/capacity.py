@@ -8,6 +8,7 @@ from pathlib import Path
 
 from octavo.core.errors import CapacityError
 from octavo.engine.memory_group import CGROUP_ROOT, group_rooms
+from octavo.memory.layout import TableLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,14 @@ def plan_capacity(
     available_bytes: int,
     ceiling_bytes: int | None = None,
     kv_bytes: int | None = None,
+    layout: TableLayout | None = None,
 ) -> Capacity:
     """Divide memory into pages.
 
     Without `kv_bytes`: half of the available memory, but no more than `max_rows` full contexts.
     `ceiling_bytes` is what everything else leaves for pages; the cache never takes more.
     The served context is lowered to what the pages hold, so that a request within it never fails.
+    `layout` says what pages requests hold; None: those of one cache group.
 
     Raises:
         CapacityError: `kv_bytes` is more than there is or the ceiling leaves, or does not hold one
@@ -48,18 +51,20 @@ def plan_capacity(
             field="memory.kv_bytes",
             remedy=f"give at most {most_bytes} bytes, or auto",
         )
-    row_pages = -(-model_context_tokens // page_tokens)
+    layout = layout or TableLayout(page_tokens)
+    row_pages = layout.most_pages(model_context_tokens)
     budget_bytes = min(available_bytes // 2, most_bytes) if kv_bytes is None else kv_bytes
     pages = budget_bytes // page_bytes
     if kv_bytes is None:
         pages = min(pages, max_rows * row_pages)
-    if pages < 1:
+    if pages < layout.groups:
+        least_bytes = layout.groups * page_bytes
         raise CapacityError(
-            f"a KV cache of {budget_bytes} bytes does not hold one page of {page_bytes} bytes",
+            f"a KV cache of {budget_bytes} bytes does not hold one page of {least_bytes} bytes",
             field="memory.kv_bytes",
-            remedy=f"give at least {page_bytes} bytes or use smaller pages",
+            remedy=f"give at least {least_bytes} bytes or use smaller pages",
         )
-    served_tokens = min(model_context_tokens, pages * page_tokens)
+    served_tokens = min(model_context_tokens, layout.most_tokens(pages))
     note = None
     if served_tokens < model_context_tokens:
         note = (

@@ -12,7 +12,7 @@ from octavo.core.output import EngineOutput
 from octavo.core.request import FinishReason, Request
 from octavo.engine.executor import Executor
 from octavo.memory.elastic import ElasticMemory
-from octavo.memory.tiers.swapper import Swapper
+from octavo.memory.tiers.swapper import Swapper, Wanted
 from octavo.observe.metrics import EngineMetrics
 from octavo.schedule.plan import RowResult, StepPlan, StepResult
 from octavo.schedule.scheduler import Scheduler
@@ -154,8 +154,10 @@ class Engine:
     def _has_room_for(self, request_id: RequestId) -> bool:
         """Whether a preempted request may soon get a row: sooner, pages would only be evicted."""
         scheduler, pool = self.scheduler, self.scheduler.cache.pool
-        needed = len(scheduler.reusable_keys(request_id)) + 2
-        reserve = 2 * scheduler.running_count + pool.pages // 64
+        layout = scheduler.layout
+        tokens = (len(scheduler.reusable_keys(request_id)) + 2) * layout.page_tokens
+        needed = layout.most_pages(tokens)
+        reserve = 2 * layout.groups * scheduler.running_count + pool.pages // 64
         return pool.pages - pool.held_count >= needed + reserve
 
     def _fetch(self, request_id: RequestId) -> bool:
@@ -163,10 +165,18 @@ class Engine:
         swapper = self.swapper
         if swapper is None:
             return False
-        fetches = swapper.want(request_id, self.scheduler.reusable_keys(request_id))
+        fetches = swapper.want(request_id, self._wanted(swapper, request_id))
         if fetches:
             self.scheduler.hold_back(request_id)
         return fetches
+
+    def _wanted(self, swapper: Swapper, request_id: RequestId) -> Wanted:
+        """The pages of the longest beginning that a request could go on from."""
+        keys, layout = self.scheduler.reusable_keys(request_id), self.scheduler.layout
+        if not layout.windowed:
+            return Wanted(keys, len(keys))
+        blocks = len(layout.look_up(swapper, keys)) // layout.groups
+        return Wanted([*keys[:blocks], *layout.window_keys(keys, blocks)], blocks)
 
     def _forget(self, request_id: RequestId) -> None:
         if self.swapper is not None:

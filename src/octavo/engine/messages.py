@@ -59,6 +59,7 @@ ToEngine = Hello | Submit | Cancel | Finish | Ping | Drain
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What one running engine is, fixed from its start on.
 
+    `pages` hold `page_tokens` tokens of the layers of one of `cache_groups`.
     `memory_bytes` is the most that each part of it may hold, within the ceiling.
     `phase_seconds` are the parts of its start-up in order. `note` says why less than the model's
     context is served, if so. `bits_fingerprint` is hexadecimal: engines with the same one compute
@@ -72,6 +73,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     model_context_tokens: int
     vocabulary_size: int
     page_tokens: int
+    cache_groups: int = 1
     pages: int
     max_rows: int
     token_budget: int

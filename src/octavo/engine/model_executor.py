@@ -62,7 +62,7 @@ class ModelExecutor:
     A row's page table and request stay in place from admission until its row is closed, preempted
     or reused; nothing per request is allocated in a step but its result. When a step raises, its
     rows are run again one at a time, so that only those at fault fail: a step writes only pages
-    its own rows hold, so running it twice leaves the same bytes.
+    its own rows hold, so running it twice leaves the same bytes. The cache has `groups` groups.
     """
 
     def __init__(
@@ -72,11 +72,13 @@ class ModelExecutor:
         max_rows: int,
         max_pages_per_row: int,
         max_batch_tokens: int,
+        groups: int = 1,
         clock: Clock = monotonic,
     ):
         self._model = model
         self._clock = clock
         self._rows: list[_Row | None] = [None] * max_rows
+        self._groups = groups
         self._tables = np.zeros((max_rows, max_pages_per_row), dtype=np.int32)
         self._tokens = np.zeros(max_batch_tokens, dtype=np.int32)
         self._row_starts = np.zeros(max_rows + 1, dtype=np.int32)
@@ -123,12 +125,13 @@ class ModelExecutor:
         width = self._tables.shape[1]
         for row in rows:
             if row.new_pages:
-                end = row.table_start + len(row.new_pages)
+                start = row.table_start * self._groups
+                end = start + len(row.new_pages)
                 if end > width:
                     raise EngineError(
                         f"request {row.request_id} needs {end} pages, its row holds {width}"
                     )
-                self._tables[row.row, row.table_start : end] = row.new_pages
+                self._tables[row.row, start:end] = row.new_pages
 
     def _run(self, rows: Sequence[RowPlan]) -> tuple[list[RowResult], float]:
         try:

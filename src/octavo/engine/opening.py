@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.core.cache_groups import CacheGroups, one_group
 from octavo.core.catalog import octavo_home
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import SettingsError
@@ -29,6 +30,7 @@ from octavo.engine.prompts import Limits
 from octavo.engine.swapping import OpenSwapper, open_swapper, staged_bytes
 from octavo.memory.cache import PageCache
 from octavo.memory.elastic import ElasticMemory, slab_pages_for
+from octavo.memory.layout import TableLayout
 from octavo.memory.tiers.swapper import Swapper
 from octavo.observe.metrics import EngineMetrics
 from octavo.observe.process_memory import proportional_bytes
@@ -37,6 +39,7 @@ from octavo.schedule.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from octavo.compute.batch import StepModel
+    from octavo.compute.program import Program
 
 logger = logging.getLogger("octavo")
 
@@ -46,7 +49,8 @@ class OpenEngine:
     """An engine that is ready to run, and what it was made of.
 
     `bits_facts` decide the bits of its KV cache, `bits_fingerprint` sums them up. `phase_seconds`
-    are the parts of the opening in order, `ledger` says what it may take in memory.
+    are the parts of the opening in order, `ledger` says what it may take in memory, `layout` how
+    page tables look.
     """
 
     engine: Engine
@@ -58,6 +62,7 @@ class OpenEngine:
     phase_seconds: Mapping[str, float]
     ledger: MemoryLedger
     swap: OpenSwapper
+    layout: TableLayout
 
 
 def open_engine(
@@ -99,13 +104,23 @@ def open_engine(
         smallest = PAGE_SIZES_TOKENS[0]
         layer_token_bytes = model.page_bytes(smallest) // smallest // program.kv.layers
         tokens = page_tokens(settings.memory.block_size, layer_token_bytes)
-        page_bytes = model.page_bytes(tokens)
+        groups = _cache_groups(settings, program)
+        layout = TableLayout(
+            tokens,
+            groups.count,
+            groups.window_tokens,
+            min(scheduler.max_chunk_tokens or scheduler.token_budget, scheduler.token_budget),
+        )
+        page_bytes = model.page_bytes(tokens) // program.kv.layers * groups.layers
         fixed = FixedMemory(
             process_bytes=process_bytes,
             weight_bytes=model.weight_bytes,
             workspace_bytes=getattr(model, "workspace_bytes", 0),
             # Executor and gathered step: two tables of page ids.
-            table_bytes=8 * scheduler.max_batch_size * -(-program.context_tokens // tokens),
+            table_bytes=8
+            * scheduler.max_batch_size
+            * layout.blocks_for(program.context_tokens)
+            * layout.groups,
             staged_bytes=staged_bytes(settings.memory, page_bytes),
         )
         available_bytes = available_memory_bytes()
@@ -118,22 +133,28 @@ def open_engine(
             max_rows=scheduler.max_batch_size,
             available_bytes=available_bytes,
             kv_bytes=settings.memory.kv_bytes,
+            layout=layout,
         )
         if capacity.note:
             logger.warning(capacity.note)
-        model.allocate_kv(capacity.pages, tokens)
+        model.allocate_kv(capacity.pages, tokens, groups)
         executor = ModelExecutor(
             model,
             max_rows=scheduler.max_batch_size,
-            max_pages_per_row=-(-capacity.context_tokens // tokens),
+            max_pages_per_row=layout.blocks_for(capacity.context_tokens) * layout.groups,
             max_batch_tokens=scheduler.token_budget,
+            groups=layout.groups,
             clock=clock,
         )
         facts = {**opened.facts, "page_tokens": str(tokens)}
+        if layout.windowed:
+            facts["cache_groups"] = f"{layout.groups} of {groups.layers} layers"
         bits_fingerprint = fingerprint(facts)
         planner = Scheduler(
             pages=capacity.pages,
             page_tokens=tokens,
+            groups=layout.groups,
+            window_tokens=layout.window_tokens,
             token_budget=scheduler.token_budget,
             max_rows=scheduler.max_batch_size,
             max_context=capacity.context_tokens,
@@ -177,8 +198,19 @@ def open_engine(
         bits_fingerprint=bits_fingerprint,
         swap=swap,
         ledger=ledger,
+        layout=layout,
         phase_seconds={"weights": loaded - started, "cache": clock() - loaded},
     )
+
+
+def _cache_groups(settings: Settings, program: Program) -> CacheGroups:
+    """Groups of layers for pages as they are needed; one where whole rows are reserved or padded.
+
+    Padding is computed in the pages of a prompt that comes later, before any window moves.
+    """
+    if settings.memory.layout == "paged" and not settings.scheduler.static_padding:
+        return program.cache_groups()
+    return one_group(program.kv.layers)
 
 
 def stored_cost(model: Path, profile: str | None) -> CostProfile | None:

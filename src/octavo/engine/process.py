@@ -146,6 +146,7 @@ def _facts(
         model_context_tokens=model.program.context_tokens,
         vocabulary_size=opened.limits.vocabulary_size,
         page_tokens=capacity.page_tokens,
+        cache_groups=opened.layout.groups,
         pages=capacity.pages,
         max_rows=settings.scheduler.max_batch_size,
         token_budget=settings.scheduler.token_budget,

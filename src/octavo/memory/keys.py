@@ -25,6 +25,14 @@ def child_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return _child_key(parent, _content(token_ids))
 
 
+def group_key(key: bytes, group: int) -> bytes:
+    """Key of the page that cache group `group` has for the tokens of the page of `key`.
+
+    Keys are as good as random, so those of two pages differ in more than the last byte.
+    """
+    return key[:-1] + bytes((key[-1] ^ group,))
+
+
 def extend_keys(keys: list[bytes], root: bytes, token_ids: Sequence[int], page_tokens: int) -> None:
     """Append the keys of the full pages of `token_ids` that `keys` does not have yet."""
     content = _content(token_ids[len(keys) * page_tokens :])

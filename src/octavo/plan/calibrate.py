@@ -24,7 +24,7 @@ _DECODES = ((1, 24), (1, 1536), (2, 256), (4, 24), (4, 512), (8, 192), (16, 24),
 """Rows, and the tokens of the prompt of each."""
 _DECODE_STEPS = 3
 _WARM_UP_LOADS = 3
-_MOST_PAGES = 1024
+_MOST_BLOCKS = 1024
 """Enough for every load; a scheduler of more pages takes longer to make."""
 
 
@@ -57,7 +57,7 @@ def standard_loads(size: CacheSize, *, max_rows: int) -> list[Load]:
 
     Loads that do not fit the served context or the cache are left out.
     """
-    cache_tokens = min(size.pages, _MOST_PAGES) * size.page_tokens
+    cache_tokens = min(size.pages // size.groups, _MOST_BLOCKS) * size.page_tokens
     loads = [Load(1, tokens, 1) for tokens in _PREFILL_TOKENS]
     loads += [Load(1, tokens, tokens // chunk, chunk) for tokens, chunk in _CHUNKED_PROMPTS]
     loads += [Load(rows, tokens, 1 + _DECODE_STEPS) for rows, tokens in _DECODES]
@@ -111,8 +111,10 @@ class Calibration:
 
     def _measure(self, load: Load) -> list[StepSample]:
         scheduler = Scheduler(
-            pages=min(self._size.pages, _MOST_PAGES),
+            pages=min(self._size.pages, _MOST_BLOCKS * self._size.groups),
             page_tokens=self._size.page_tokens,
+            groups=self._size.groups,
+            window_tokens=self._size.window_tokens,
             token_budget=self._token_budget,
             max_rows=self._max_rows,
             max_context=self._size.context_tokens,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ class EngineFacts:
     """What the engine was that a profile was measured on.
 
     `layer_token_bytes` is what a token takes in the KV cache of one layer, `kv_bytes` the whole
-    cache.
+    cache. A page has `group_layers` layers (0: all of them) of one of `cache_groups`; all but the
+    first keep `window_tokens` tokens.
     """
 
     threads: int
@@ -29,6 +30,9 @@ class EngineFacts:
     layers: int
     layer_token_bytes: int
     kv_bytes: int
+    cache_groups: int = 1
+    group_layers: int = 0
+    window_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,9 @@ def parse_profile(data: bytes, source: str) -> Profile:
         cost=_cost(values),
         p90_error=values.number("p90_error"),
         steps=values.count("steps"),
-        engine=EngineFacts(**{name: engine.count(name) for name in EngineFacts.__slots__}),
+        engine=EngineFacts(
+            **{each.name: engine.count(each.name, each.default) for each in fields(EngineFacts)}
+        ),
     )
 
 
@@ -137,9 +143,10 @@ class _Values:
             raise self.wrong(name, "must be text")
         return value
 
-    def count(self, name: str) -> int:
-        value = self._content.get(name)
-        if type(value) is not int or not 1 <= value <= 2**62:
+    def count(self, name: str, default: object = MISSING) -> int:
+        """A whole number; `default` too may be missing, and may be given even if it is 0."""
+        value = self._content.get(name, default)
+        if type(value) is not int or not (value == default or 1 <= value <= 2**62):
             raise self.wrong(name, "must be a whole number of at least 1")
         return value
 

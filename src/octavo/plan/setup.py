@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from octavo.core.clock import Clock
 from octavo.core.errors import CapacityError
 from octavo.core.settings import Settings, page_tokens
+from octavo.memory.layout import TableLayout
 from octavo.plan.profile import Profile
 from octavo.plan.report import Report, Targets, make_report
 from octavo.plan.simulator import Progress, SimulatedClock, Simulation
@@ -18,11 +19,13 @@ from octavo.schedule.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The pages of a KV cache, and the longest context served from them."""
+    """The pages of a KV cache, its cache groups, and the longest context served from them."""
 
     pages: int
     page_tokens: int
     context_tokens: int
+    groups: int = 1
+    window_tokens: int = 0
 
 
 def plan_cache(settings: Settings, profile: Profile) -> CacheSize:
@@ -34,17 +37,25 @@ def plan_cache(settings: Settings, profile: Profile) -> CacheSize:
         CapacityError: the bytes do not hold one page.
         SettingsError: the page size is too small for this model.
     """
-    tokens = page_tokens(settings.memory.block_size, profile.engine.layer_token_bytes)
-    page_bytes = profile.engine.layers * profile.engine.layer_token_bytes * tokens
-    kv_bytes = settings.memory.kv_bytes or profile.engine.kv_bytes
+    engine, chosen = profile.engine, settings.scheduler
+    tokens = page_tokens(settings.memory.block_size, engine.layer_token_bytes)
+    layers, groups, window_tokens = engine.layers, 1, 0
+    if settings.memory.layout == "paged" and not chosen.static_padding:
+        layers, groups = engine.group_layers or engine.layers, engine.cache_groups
+        window_tokens = engine.window_tokens
+    page_bytes = layers * engine.layer_token_bytes * tokens
+    kv_bytes = settings.memory.kv_bytes or engine.kv_bytes
     pages = kv_bytes // page_bytes
-    if pages < 1:
+    if pages < groups:
         raise CapacityError(
-            f"{kv_bytes} bytes do not hold one page of {page_bytes} bytes",
+            f"{kv_bytes} bytes do not hold one page of {groups * page_bytes} bytes",
             field="memory.kv_bytes",
-            remedy=f"give at least {page_bytes} bytes",
+            remedy=f"give at least {groups * page_bytes} bytes",
         )
-    return CacheSize(pages, tokens, min(profile.engine.context_tokens, pages * tokens))
+    chunk_tokens = min(chosen.max_chunk_tokens or chosen.token_budget, chosen.token_budget)
+    most_tokens = TableLayout(tokens, groups, window_tokens, chunk_tokens).most_tokens(pages)
+    context_tokens = min(engine.context_tokens, most_tokens)
+    return CacheSize(pages, tokens, context_tokens, groups, window_tokens)
 
 
 def build_scheduler(
@@ -55,6 +66,8 @@ def build_scheduler(
     return Scheduler(
         pages=size.pages,
         page_tokens=size.page_tokens,
+        groups=size.groups,
+        window_tokens=size.window_tokens,
         token_budget=chosen.token_budget,
         max_rows=chosen.max_batch_size,
         max_context=size.context_tokens,

@@ -56,6 +56,7 @@ class Admissions:
         self._joined = 0
         self._running = sum(len(lane.running) for lane in lanes)
         self._outstanding: int | None = None
+        self._groups = draft.groups
         self._watermark = int(draft.pages.available * WATERMARK_SHARE)
 
     def room_for(
@@ -68,32 +69,37 @@ class Admissions:
             return None
         if len(self.waits) >= max_waits:
             return None
-        reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
-        tail = self._tails.find(sequence, len(reused), draft.victims)
+        layout = sequence.layout
+        reused = layout.look_up(draft.pages, sequence.keys[: sequence.reusable_pages])
+        blocks = len(reused) // layout.groups
+        tail = self._tails.find(sequence, blocks, draft.victims)
         if tail is None:
-            found = find_producer(sequence, len(reused), self._producers, self._marks)
+            found = find_producer(sequence, blocks, self._producers, self._marks)
             if found is not None:
                 producer, key = found
                 self.waits.append(PrefixWait(sequence.id, producer.id, key))
                 self.goes_on = True
                 return None
         padding = self.padding_of(sequence)
-        needed = draft.pages_to_start(sequence, padding) - len(reused)
-        if not self._may_hold(lane, needed + len(reused)):
+        most_pages = draft.pages_to_start(sequence, padding)
+        if not self._may_hold(lane, most_pages):
             return None
         row = self._free_row()
-        held = needed + draft.pages.unheld(reused)
+        held = self._new_pages(most_pages, layout.held(reused))
         if row is None or not self._fits(held):
             if not self._make_room(sequence, held):
                 return None
             row = self._free_row()
             # Pages of victims that were found are now as free as any other.
-            reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
-            needed = draft.pages_to_start(sequence, padding) - len(reused)
-            if row is None or not self._fits(needed + draft.pages.unheld(reused)):
+            reused = layout.look_up(draft.pages, sequence.keys[: sequence.reusable_pages])
+            if row is None or not self._fits(self._new_pages(most_pages, layout.held(reused))):
                 return None
-            tail = self._tails.find(sequence, len(reused), draft.victims)
+            tail = self._tails.find(sequence, len(reused) // layout.groups, draft.victims)
         return Found(row, reused, tail)
+
+    def _new_pages(self, most_pages: int, reused: Ordered[int]) -> int:
+        """How many pages would stop being available, to others than who holds some of `reused`."""
+        return most_pages - len(reused) + self._draft.pages.unheld(reused)
 
     def padding_of(self, sequence: Sequence) -> int:
         """Tokens by which its prompt is shorter than the longest of its batch."""
@@ -114,7 +120,7 @@ class Admissions:
         if self._outstanding is not None:
             self._outstanding += self._missing(sequence, chunk)
         self._running += 1
-        for key in computed_keys(sequence, len(chunk.reused)):
+        for key in computed_keys(sequence, len(chunk.reused) // sequence.layout.groups):
             self._marks.setdefault(key, sequence)
 
     def preempt(self, victim: Sequence, reason: str) -> None:
@@ -173,8 +179,12 @@ class Admissions:
             return self._draft.pages.find_run(pages) is not None
         if self._running <= 0:
             return True
-        wanted = pages + self._outstanding_pages() + self._running + self._watermark
-        return wanted <= self._draft.pages.available
+        return self._wanted_pages(pages) <= self._draft.pages.available
+
+    def _wanted_pages(self, pages: int) -> int:
+        """Pages that must be available for an admission that takes `pages`."""
+        growth = self._running * self._groups
+        return pages + self._outstanding_pages() + growth + self._watermark
 
     def _make_room(self, sequence: Sequence, pages: int) -> bool:
         """Preempt for a waiting sequence, if that can be enough."""
@@ -187,14 +197,12 @@ class Admissions:
         lanes = self._victim_lanes(lane, fits_row)
         chosen: list[Sequence] = []
         freed = 0
-        missing = (
-            pages + self._outstanding_pages() + self._running + self._watermark
-        ) - draft.pages.available
+        missing = self._wanted_pages(pages) - draft.pages.available
         for victim in draft.candidates(lanes):
             if fits_row and freed >= missing:
                 break
             chosen.append(victim)
-            freed += len(victim.table) + 1
+            freed += victim.held_pages + self._groups
             fits_row = True
         if not fits_row or freed < missing:
             return False
@@ -230,7 +238,11 @@ class Admissions:
 
     @staticmethod
     def _missing(sequence: Sequence, chunk: Chunk | None) -> int:
-        held = len(sequence.table)
-        if chunk is not None:
-            held += len(chunk.taken) + len(chunk.reused)
-        return max(sequence.pages_for(sequence.token_count) - held, 0)
+        layout, blocks = sequence.layout, sequence.blocks if chunk is None else chunk.blocks
+        window_block = sequence.window_block
+        if chunk is not None and chunk.is_admission:
+            window_block = layout.first_block(
+                len(chunk.reused) // layout.groups * layout.page_tokens
+            )
+        missing = layout.blocks_for(sequence.token_count) - blocks
+        return layout.pages_to_come(max(missing, 0), blocks - window_block)

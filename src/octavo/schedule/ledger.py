@@ -9,6 +9,7 @@ from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput
 from octavo.core.request import EventSink, FinishReason, RequestState, move
 from octavo.memory.cache import PageCache
+from octavo.memory.misses import MissReason
 from octavo.schedule.counters import SchedulerCounters
 from octavo.schedule.events import Decision
 from octavo.schedule.lane import Lane
@@ -89,8 +90,8 @@ class Ledger:
         rows = {row.request_id: row for row in plan.chunks} if plan.admissions else {}
         # First, because a victim may be the only one who holds a page that is reused.
         for admission in plan.admissions:
-            reused_pages = self._reused_pages(admission)
-            self.cache.share(rows[admission.request.id].new_pages[:reused_pages])
+            reused = self._reused_pages(admission, rows[admission.request.id])
+            self.cache.share(self.rows.layout.held(reused))
         copied = [page for page, _ in plan.copies]
         self.cache.share(copied)
         for preemption in plan.preemptions:
@@ -180,20 +181,21 @@ class Ledger:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = admission.cached_tokens
         self.rows.seat(sequence, admission.row)
-        reused = row.new_pages[: self._reused_pages(admission)]
+        reused = self._reused_pages(admission, row)
         sequence.add_pages(reused)
-        sequence.home.pages += len(reused)
-        sequence.published_pages = len(reused)
+        blocks = sequence.published_pages = sequence.blocks
+        sequence.window_block = sequence.layout.first_block(blocks * sequence.page_tokens)
+        sequence.home.pages += sequence.held_pages
         sequence.computed = admission.cached_tokens
         sequence.padding = admission.padding
         sequence.started_step = step
         self.free_rows.remove(admission.row)
         lane.start(sequence)
-        self.producers.mark(sequence, len(reused))
+        self.producers.mark(sequence, blocks)
         if is_new:
-            self._explain_miss(sequence, len(reused), now)
+            self._explain_miss(sequence, blocks, now)
         self.counters.admitted += 1
-        self.counters.hit_pages += len(reused)
+        self.counters.hit_pages += sequence.held_pages
         sequence.home.counters.admitted += 1
         return is_new
 
@@ -203,25 +205,30 @@ class Ledger:
         if root is None or found_pages >= min(sequence.reusable_pages, len(sequence.keys)):
             return
         first_page = None if found_pages else tuple(sequence.tokens[: sequence.page_tokens])
-        reason = self.cache.explain_miss(sequence.keys[found_pages], root, first_page).value
+        key = sequence.keys[found_pages]
+        reason = self.cache.explain_miss(key, root, first_page).value
+        if self.cache.look_up([key]):
+            reason = MissReason.EVICTED.value  # of a window that is needed to go on from there
         self.counters.prefix_misses[reason] += 1
         self._tell("prefix_missed", sequence, now, f"{reason} after {found_pages} pages")
 
-    def _reused_pages(self, admission: Admission) -> int:
-        return admission.cached_tokens // self.sequences[admission.request.id].page_tokens
+    def _reused_pages(self, admission: Admission, row: RowPlan) -> tuple[int, ...]:
+        layout = self.rows.layout
+        return row.new_pages[: admission.cached_tokens // layout.page_tokens * layout.groups]
 
     def _take_pages(self, plan: StepPlan) -> None:
         decodes = plan.decodes
         grown: list[tuple[Sequence, tuple[int, ...]]] = []
-        for place, page in decodes.new_pages:
+        for place, pages in decodes.new_pages:
             # Not by its id: a ghost has none any more.
             owner = self.rows.sequences[decodes.rows.item(place)]
             assert owner is not None
-            grown.append((owner, (page,)))
+            grown.append((owner, pages))
         for row in plan.chunks:
             sequence = self.sequences[row.request_id]
             # Reused pages of an admission are in the table already.
-            grown.append((sequence, row.new_pages[len(sequence.table) - row.table_start :]))
+            known = len(sequence.table) - row.table_start * self.rows.layout.groups
+            grown.append((sequence, row.new_pages[known:]))
         self.cache.take([page for _, pages in grown for page in pages])
         for sequence, pages in grown:
             sequence.add_pages(pages)
@@ -258,13 +265,30 @@ class Ledger:
             self._wake(sequence, [tail])
         full = sequence.computed // sequence.page_tokens
         first = sequence.published_pages
-        if full == first or sequence.root is None:
+        if full > first and sequence.root is not None:
+            sequence.extend_keys()
+            self._publish_blocks(sequence, first, full)
+            if first < sequence.marked_pages:
+                self._wake(sequence, sequence.keys[first : min(full, sequence.marked_pages)])
+            sequence.published_pages = full
+        left = sequence.move_window() if sequence.layout.windowed else ()
+        if left:
+            sequence.home.pages -= len(left)
+            self.cache.release(left, level=self._level(sequence))
+
+    def _publish_blocks(self, sequence: Sequence, first: int, end: int) -> None:
+        """Make the pages of blocks findable; windows need none before theirs."""
+        layout = sequence.layout
+        if not layout.windowed:
+            self.cache.publish_run(sequence.table, sequence.keys, first, end)
             return
-        sequence.extend_keys()
-        self.cache.publish_run(sequence.table, sequence.keys, first, full)
-        if first < sequence.marked_pages:
-            self._wake(sequence, sequence.keys[first : min(full, sequence.marked_pages)])
-        sequence.published_pages = full
+        for block in range(first, end):
+            key, start = sequence.keys[block], block * layout.groups
+            self.cache.publish(sequence.table[start], key, sequence.parent_key(block))
+            if block >= sequence.window_block:
+                pages = sequence.table[start + 1 : start + layout.groups]
+                for page, group_key in zip(pages, layout.block_keys(key), strict=True):
+                    self.cache.publish(page, group_key, None)
 
     def end(self, sequence: Sequence, state: RequestState, reason: str, now: float) -> None:
         """End a request in any state."""
@@ -319,9 +343,12 @@ class Ledger:
         # Marks of pages before that have gone when they were published.
         self._wake(sequence, self.producers.marked_keys(sequence))
         self.tails.remove(sequence)
-        sequence.home.pages -= len(sequence.table)
-        # Pages of stricter classes are kept longer.
-        self.cache.release(sequence.leave(), level=len(self.lanes) - 1 - sequence.home.rank)
+        sequence.home.pages -= sequence.held_pages
+        self.cache.release(sequence.leave(), level=self._level(sequence))
+
+    def _level(self, sequence: Sequence) -> int:
+        """Pages of stricter classes are kept longer."""
+        return len(self.lanes) - 1 - sequence.home.rank
 
     def _wake(self, sequence: Sequence, keys: Ordered[bytes]) -> None:
         for woken in self.producers.clear(sequence, keys):
@@ -370,7 +397,7 @@ class Ledger:
 
     def audit(self) -> list[str]:
         """Findings against the invariants; reads everything."""
-        findings = self.cache.audit([sequence.table for sequence in self.running])
+        findings = self.cache.audit([sequence.pages for sequence in self.running])
         used = [sequence.row for sequence in self.running]
         rows = sorted((*used, *self.free_rows, *self.closed_rows))
         if rows != list(range(self._max_rows)):
@@ -387,7 +414,7 @@ class Ledger:
     def _audit_lane(self, lane: Lane) -> list[str]:
         findings = []
         name = lane.service.name
-        pages = sum(len(each.table) for each in self.running if each.home is lane)
+        pages = sum(len(each.pages) for each in self.running if each.home is lane)
         if pages != lane.pages:
             findings.append(f"class {name} holds {pages} pages, counted {lane.pages}")
         decoding = [self.rows.sequences[row] for row in self.rows.decoding(lane).tolist()]
@@ -402,13 +429,13 @@ class Ledger:
             each.token_count - len(each.known_tokens) > each.page_tokens for each in lane.running
         ):
             findings.append(f"class {name} has lost tokens of plain steps")
-        if any(each.room != len(each.table) * each.page_tokens for each in lane.running):
+        if any(each.room != each.blocks * each.page_tokens for each in lane.running):
             findings.append(f"class {name} is wrong about who needs a page")
         return findings
 
     def repair(self) -> None:
         """Rebuild pool and index from the page tables alone."""
-        self.cache.repair([sequence.table for sequence in self.running])
+        self.cache.repair([sequence.pages for sequence in self.running])
         for sequence in self.running:
             sequence.published_pages = 0
         self.counters.repairs += 1

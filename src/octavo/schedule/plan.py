@@ -46,8 +46,9 @@ class RowPlan(msgspec.Struct, frozen=True, gc=False):
     """The part of one request in this step.
 
     Tokens `tokens` are computed at positions `start` … `start + len(tokens) - 1`; everything before
-    `start` is in the KV cache. `new_pages` are appended to the row's page table at index
-    `table_start` (0 for a row just admitted, where they include reused pages). `wants_token`: the
+    `start` is in the KV cache. `new_pages` are appended to the row's page table, a page of
+    each cache group after the other, at block `table_start` (0 for a row just admitted, where they
+    include reused pages, and `NO_PAGE` where a group needs none). `wants_token`: the
     last position's logits are sampled. `score_prompt`: prompt log-probabilities of the positions
     computed here are wanted. `is_padding`: the tokens are computed for their time only; the
     request's own overwrite them later.
@@ -69,7 +70,7 @@ class DecodeRows:
     """Rows that compute their last token and sample the next one, as columns of equal length.
 
     Place i stands for a `RowPlan` with the one token `tokens[i]`. `new_pages` are pairs of a place
-    and the one page that its row gets; most get none.
+    and the pages, one a cache group, that its row gets; most get none.
     """
 
     rows: NDArray[np.int64]
@@ -77,7 +78,7 @@ class DecodeRows:
     starts: NDArray[np.int64]
     tokens: NDArray[np.int64]
     table_starts: NDArray[np.int64]
-    new_pages: tuple[tuple[int, int], ...] = ()
+    new_pages: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -90,7 +91,7 @@ class DecodeRows:
 
     def row_plans(self, places: Iterable[int] | None = None) -> list[RowPlan]:
         """The same as single rows, all of them or those at `places`."""
-        pages: dict[int, tuple[int, ...]] = {place: (page,) for place, page in self.new_pages}
+        pages = dict(self.new_pages)
         return [
             RowPlan(
                 row=self.rows.item(place),

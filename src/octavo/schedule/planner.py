@@ -170,7 +170,7 @@ class Planner:
             return "the tokens of the step are spent"
         if len(row.tokens) >= self._limits.max_chunk_tokens:
             return "a chunk has no more"
-        if not self.draft.pages.available:
+        if not self.draft.has_pages:
             return "no page is left"
         return "the time of the step is spent"
 
@@ -438,7 +438,7 @@ class Planner:
             while turn.next is not None:
                 sequence = turn.next
                 if sequence.row >= 0 and sequence.order not in self.draft.victims:
-                    full = sequence.position >= sequence.room and not self.draft.pages.available
+                    full = sequence.position >= sequence.room and not self.draft.has_pages
                     if full and not self.draft.force_page_for(sequence):
                         turn.advance()
                         continue

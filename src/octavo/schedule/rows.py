@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.ids import RequestId
+from octavo.memory.layout import TableLayout
 
 if TYPE_CHECKING:
     from octavo.schedule.lane import Lane
@@ -37,8 +38,9 @@ class Rows:
     the end of each page at the latest; the one at position p is in column p modulo page size.
     """
 
-    def __init__(self, max_rows: int, page_tokens: int):
-        self.page_tokens = page_tokens
+    def __init__(self, max_rows: int, layout: TableLayout):
+        self.layout = layout
+        self.page_tokens = page_tokens = layout.page_tokens
         self.sequences: list[Sequence | None] = [None] * max_rows
         self.request_ids: list[RequestId] = [RequestId("")] * max_rows
         self.stop_ids: list[AbstractSet[int]] = [frozenset()] * max_rows

@@ -12,6 +12,7 @@ from octavo.core.output import EngineOutput
 from octavo.core.request import EventSink, FinishReason, Request, RequestState
 from octavo.core.service_classes import UNIFORM, ServiceClass, check_classes
 from octavo.memory.cache import PageCache
+from octavo.memory.layout import TableLayout
 from octavo.memory.waste import Waste, measure_waste
 from octavo.schedule.accept import check_fits
 from octavo.schedule.batching import Batching
@@ -43,8 +44,10 @@ class Scheduler:
     `max_step_seconds` steps are bounded in tokens only. `profile` warms the cost model up; without
     one, the size of the weights gives a first guess. `keeps_pages` is that of `PageCache`. Without
     `shares_prefixes` no request reuses a page of another; with `separates_tenants` none reuses a
-    page of another tenant. `is_contiguous` reserves, to compare with, one run of pages for prompt
-    and answer at each admission; then nothing is shared and nobody is preempted for pages.
+    page of another tenant. Of several cache `groups` all but the first keep the last
+    `window_tokens` of a request only, see `TableLayout`. `is_contiguous` reserves, to compare with,
+    one run of pages for prompt and answer at each admission; then nothing is shared and nobody is
+    preempted for pages.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class Scheduler:
         *,
         pages: int,
         page_tokens: int,
+        groups: int = 1,
+        window_tokens: int = 0,
         token_budget: int = 2048,
         max_rows: int = 64,
         max_context: int,
@@ -76,6 +81,7 @@ class Scheduler:
         chunk = token_budget if max_chunk_tokens is None else max_chunk_tokens
         for name, value in (
             ("page_tokens", page_tokens),
+            ("groups", groups),
             ("token_budget", token_budget),
             ("max_rows", max_rows),
             ("max_context", max_context),
@@ -83,6 +89,8 @@ class Scheduler:
         ):
             if value < 1:
                 raise SettingsError(f"must be at least 1, not {value}", field=name)
+        if groups > 1 and (is_contiguous or static_padding):
+            raise SettingsError("must be 1 for contiguous layouts and padding", field="groups")
         self.page_tokens = page_tokens
         self.max_context = max_context
         self.is_contiguous = is_contiguous
@@ -91,7 +99,8 @@ class Scheduler:
         self._limits = StepLimits(
             token_budget, max_rows, chunk, max_step_seconds, starvation_seconds, is_contiguous
         )
-        self._limit_tokens = min(max_context, pages * page_tokens)
+        self.layout = TableLayout(page_tokens, groups, window_tokens, min(chunk, token_budget))
+        self._limit_tokens = min(max_context, self.layout.most_tokens(pages))
         shares = shares_prefixes and not is_contiguous
         self._fingerprint = fingerprint if shares else None
         self._separates_tenants = separates_tenants
@@ -102,7 +111,7 @@ class Scheduler:
             cache=PageCache(
                 pages, slab_pages=slab_pages, keeps_pages=keeps_pages, levels=len(classes)
             ),
-            rows=Rows(max_rows, page_tokens),
+            rows=Rows(max_rows, self.layout),
             max_rows=max_rows,
             limit_tokens=self._limit_tokens,
             keeps_rows=batching == "static",
@@ -178,7 +187,7 @@ class Scheduler:
 
     def waste(self) -> Waste:
         """Unwritten part of the pages that running requests hold."""
-        tables = ((each.table, each.computed) for each in self._ledger.running)
+        tables = (part for each in self._ledger.running for part in each.written_parts())
         return measure_waste(tables, self.page_tokens)
 
     def add(self, request: Request) -> None:
@@ -193,14 +202,13 @@ class Scheduler:
         if request.id in self._ledger.sequences:
             raise InvalidRequest(f"a request {request.id} is already there", field="id")
         wanted = self._lane_of(request)
-        pool_tokens = self.cache.pool.pages * self.page_tokens
+        pool_tokens = self.layout.most_tokens(self.cache.pool.pages)
         check_fits(request, max_context=self.max_context, pool_tokens=pool_tokens)
         now = self._clock()
         lane = self._admit_to(request, wanted, now)
         sequence = Sequence(
             request,
             self._arrivals,
-            self.page_tokens,
             self._fingerprint,
             lane,
             self._ledger.rows,

@@ -9,6 +9,7 @@ from octavo.core.ids import RequestId
 from octavo.core.output import TokenLogprob
 from octavo.core.request import ANONYMOUS, Request, RequestState
 from octavo.memory.keys import child_key, extend_keys, root_key
+from octavo.memory.layout import NO_PAGE
 from octavo.schedule.rows import NO_ROW
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ class Sequence:
     answer is complete, `room` the tokens that its table can hold.
 
     `order` is its place by arrival, which it keeps for life. `computed` tokens are in the KV cache,
-    in the pages of `table`; the rest is pending. While it has a row, what steps change of it is
-    kept in `rows`. Of `padding` tokens that are computed before its own, in the same pages,
-    `padded` are done. Without `reuses` it takes no pages of the cache.
+    in the pages of `table`, whose windows begin at block `window_block`; the rest is pending. While
+    it has a row, what steps change of it is kept in `rows`. Of `padding` tokens that are computed
+    before its own, in the same pages, `padded` are done. Without `reuses` it takes no pages of the
+    cache.
 
     `keys` are those of the full pages of `tokens`, of which the first `published_pages` of the
     table carry theirs. `tail` is the key of what the prompt has between its reusable pages and its
@@ -61,6 +63,7 @@ class Sequence:
         "keys",
         "known_tokens",
         "lane",
+        "layout",
         "lost_tokens",
         "marked_pages",
         "order",
@@ -84,13 +87,13 @@ class Sequence:
         "table",
         "tail",
         "token_seconds_before",
+        "window_block",
     )
 
     def __init__(
         self,
         request: Request,
         order: int,
-        page_tokens: int,
         fingerprint: bytes | None,
         lane: Lane,
         rows: Rows,
@@ -121,11 +124,13 @@ class Sequence:
         self.ghost = False
         self.end_tokens = min(len(request.prompt) + request.max_new_tokens, limit_tokens)
         self.order = order
-        self.page_tokens = page_tokens
+        self.layout = rows.layout
+        self.page_tokens = rows.page_tokens
         self.state = RequestState.WAITING
         self.known_tokens = list(request.prompt)
         self.prompt_tokens = len(request.prompt)
         self.table: list[int] = []
+        self.window_block = 0
         self.published_pages = 0
         self.marked_pages = 0
         self.parked_on: bytes | None = None
@@ -261,9 +266,20 @@ class Sequence:
             return self.scored - 1 - start
         return self.token_count - start
 
-    def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` tokens take."""
-        return -(-tokens // self.page_tokens)
+    @property
+    def blocks(self) -> int:
+        """Length of the table in blocks."""
+        return len(self.table) // self.layout.groups
+
+    @property
+    def held_pages(self) -> int:
+        """Pages of the table that are there."""
+        return len(self.table) - self.window_block * self.layout.windowed
+
+    @property
+    def pages(self) -> Ordered[int]:
+        """The pages that are there, in the order in which tables are released."""
+        return self.layout.in_order(self.table, self.window_block)
 
     def extend_keys(self) -> None:
         """Compute the keys of pages that have become full, if pages are shared."""
@@ -272,18 +288,46 @@ class Sequence:
         if self.token_count >= (len(self.keys) + 1) * self.page_tokens:
             extend_keys(self.keys, self.root, self.tokens, self.page_tokens)
 
-    def leave(self) -> list[int]:
-        """Forget row and pages; returns the page table to be released."""
-        table, self.table = self.table, []
-        self.published_pages = 0
+    def parent_key(self, page: int) -> bytes | None:
+        return self.keys[page - 1] if page else None
+
+    def leave(self) -> Ordered[int]:
+        """Forget row and pages; returns the pages to be released."""
+        pages, self.table = self.pages, []
+        self.published_pages = self.window_block = 0
         self.padding = self.padded = 0
         self.rows.vacate(self)
-        return table
+        return pages
 
     def add_pages(self, pages: Ordered[int]) -> None:
         """Append pages to the table."""
         self.table += pages
-        self.rows.room[self.row] = len(self.table) * self.page_tokens
+        self.rows.room[self.row] = self.blocks * self.page_tokens
+
+    def written_parts(self) -> list[tuple[Ordered[int], int]]:
+        """The pages of each group, and how many of their tokens are written."""
+        groups, before = self.layout.groups, self.window_block
+        parts: list[tuple[Ordered[int], int]] = [(self.table[::groups], self.computed)]
+        for group in range(1, groups):
+            pages = self.table[before * groups + group :: groups]
+            parts.append((pages, self.computed - before * self.page_tokens))
+        return parts
+
+    def move_window(self) -> list[int]:
+        """Take pages out of the table that have left the window; returns them.
+
+        The window is that behind the last full page, where it would go on after a preemption.
+        """
+        layout = self.layout
+        full_tokens = self.computed // self.page_tokens * self.page_tokens
+        first = min(layout.first_block(full_tokens), self.blocks)
+        left: list[int] = []
+        for block in range(self.window_block, first):
+            start = block * layout.groups + 1
+            left += self.table[start : start + layout.windowed]
+            self.table[start : start + layout.windowed] = [NO_PAGE] * layout.windowed
+        self.window_block = max(first, self.window_block)
+        return left
 
 
 def tenant_salt(request: Request) -> bytes:

@@ -48,20 +48,26 @@ class Chunk:
         """Tokens that could still be added."""
         return self.most - self.count
 
+    @property
+    def blocks(self) -> int:
+        """Length of the table with what this chunk adds."""
+        added = len(self.reused) + len(self.taken)
+        return self.table_start + added // self.sequence.layout.groups
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a waiting sequence starts with: a row, `reused` pages, a page to copy its tail from."""
+    """What a waiting sequence starts with: a row, a table to reuse, pages to copy its tail from."""
 
     row: int
     reused: list[int]
-    tail: int | None
+    tail: tuple[int, ...] | None
 
     def tokens(self, sequence: Sequence) -> int:
         """Tokens that need no computation."""
         if self.tail is not None:
             return sequence.prompt_tokens - 1
-        return len(self.reused) * sequence.page_tokens
+        return len(self.reused) // sequence.layout.groups * sequence.page_tokens
 
 
 class StepDraft:
@@ -86,8 +92,9 @@ class StepDraft:
         self._rows = rows
         self._number = number
         self._total_pages = cache.pool.pages
+        self.groups = rows.layout.groups
         self._decodes: list[RowNumbers] = []
-        self._grown: dict[int, int] = {}
+        self._grown: dict[int, list[int]] = {}
         self._standing: set[int] = set()
 
     @property
@@ -100,7 +107,12 @@ class StepDraft:
     def pages_to_start(self, sequence: Sequence, padding: int) -> int:
         """Pages of an admission: for the tokens there are, or a run for the whole answer."""
         tokens = sequence.end_tokens if self.is_contiguous else sequence.token_count
-        return sequence.pages_for(max(tokens, padding))
+        return sequence.layout.most_pages(max(tokens, padding))
+
+    @property
+    def has_pages(self) -> bool:
+        """There are pages for one more block."""
+        return self.pages.available >= self.groups
 
     def is_over(self, lane: Lane) -> bool:
         return lane.pages > self.kv_limit(lane)
@@ -110,14 +122,14 @@ class StepDraft:
         self._decodes.append(chosen)
         for sequence in sorted(self._rows.without_room(chosen), key=attrgetter("key")):
             if sequence.order not in self.victims:
-                if self.pages.available or self._has_page_for(sequence):
-                    self._grown[sequence.row] = self.pages.take(1)[0]
+                if self.has_pages or self._has_page_for(sequence):
+                    self._grown[sequence.row] = self.pages.take(self.groups)
                 else:
                     self._standing.add(sequence.row)
 
     def add_chunk(self, sequence: Sequence, count: int) -> Chunk | None:
         """Give a running sequence up to `count` tokens, as many as pages can be had for."""
-        start, held = sequence.position, len(sequence.table)
+        start, held = sequence.position, sequence.blocks
         padding = sequence.padding_left
         chunk = Chunk(sequence, sequence.row, start, 0, held, [], [], padding=padding)
         if sequence.room - start < 1 and not self._has_page_for(sequence):
@@ -128,7 +140,7 @@ class StepDraft:
 
     def admit(self, sequence: Sequence, found: Found, count: int, padding: int) -> Chunk:
         """Start a waiting sequence; the pages must be there."""
-        self.pages.share(found.reused)
+        self.pages.share(sequence.layout.held(found.reused))
         chunk = Chunk(
             sequence,
             found.row,
@@ -144,24 +156,21 @@ class StepDraft:
             chunk.taken = self.pages.take_run(self.pages_to_start(sequence, padding))
         if found.tail is not None:
             # Whoever has it may yet be preempted, and must not leave it to somebody else.
-            self.pages.share([found.tail])
+            self.pages.share(found.tail)
         self.extend(chunk, count)
         if found.tail is not None:
-            self.copies += ((found.tail, chunk.taken[0]),)
+            self.copies += tuple(zip(found.tail, chunk.taken, strict=False))
         self.chunks[sequence.order] = chunk
         return chunk
 
     def extend(self, chunk: Chunk, count: int) -> int:
         """Add up to `count` tokens to a chunk, without preemption; how many were added."""
-        page_tokens = chunk.sequence.page_tokens
-        tables = chunk.table_start + len(chunk.reused) + len(chunk.taken)
-        end = chunk.start + chunk.count
-        added = min(
-            count, chunk.rest, tables * page_tokens - end + self.pages.available * page_tokens
-        )
-        missing = chunk.sequence.pages_for(end + added) - tables
+        layout, blocks, end = chunk.sequence.layout, chunk.blocks, chunk.start + chunk.count
+        most_blocks = blocks + self.pages.available // layout.groups
+        added = min(count, chunk.rest, most_blocks * layout.page_tokens - end)
+        missing = layout.blocks_for(end + added) - blocks
         # Padding may have been longer than what follows it, and a run holds the whole answer.
-        chunk.taken += self.pages.take(max(missing, 0))
+        chunk.taken += self.pages.take(max(missing, 0) * layout.groups)
         chunk.count += added
         return added
 
@@ -169,11 +178,11 @@ class StepDraft:
         """Take a running sequence's row and pages away, those of this step too."""
         self.victims[victim.order] = (victim, reason)
         if victim.row in self._grown:
-            self.pages.give_back([self._grown.pop(victim.row)])
+            self.pages.give_back(self._grown.pop(victim.row))
         chunk = self.chunks.pop(victim.order, None)
         if chunk is not None:
             self.pages.give_back(chunk.taken)
-        self.pages.release(victim.table)
+        self.pages.release(victim.pages)
 
     def candidates(self, lanes: Ordered[Lane], *, spared: bool = False) -> Iterator[Sequence]:
         """Running sequences of the given classes that may still be preempted, worst first.
@@ -194,18 +203,18 @@ class StepDraft:
 
     def force_page_for(self, sequence: Sequence) -> bool:
         """See that there is a free page, by preempting whoever is last; False if there is none."""
-        if self.pages.available:
+        if self.has_pages:
             return True
         for victim in self.candidates(self._lanes[::-1], spared=True):
             if victim is not sequence:
                 self.preempt(victim, "nobody could move otherwise")
                 self.is_short_of_pages = True
-                if self.pages.available:
+                if self.has_pages:
                     return True
         return False
 
     def _has_page_for(self, sequence: Sequence) -> bool:
-        while self.pages.available < 1:
+        while not self.has_pages:
             victim = self._victim_for(sequence)
             if victim is None:
                 return False
@@ -268,7 +277,7 @@ class StepDraft:
             starts=rows.computed[numbers],
             tokens=rows.last_token[numbers],
             table_starts=rows.room[numbers] // rows.page_tokens,
-            new_pages=tuple([(places.item(row), page) for row, page in self._grown.items()]),
+            new_pages=tuple([(places.item(row), tuple(new)) for row, new in self._grown.items()]),
         )
 
     def chunk_rows(self) -> tuple[RowPlan, ...]:

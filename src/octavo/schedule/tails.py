@@ -38,13 +38,16 @@ class PromptTails:
             del self._holders[sequence.tail]
         sequence.holds_tail = False
 
-    def find(self, sequence: Sequence, found_pages: int, leaving: Container[int]) -> int | None:
-        """A page with the tail of a waiting request that has `found_pages` from the cache.
+    def find(
+        self, sequence: Sequence, found_blocks: int, leaving: Container[int]
+    ) -> tuple[int, ...] | None:
+        """The pages with the tail of a waiting request that has `found_blocks` from the cache.
 
-        None if there is none, or only with requests whose `order` is in `leaving`.
+        None if there are none, or only with requests whose `order` is in `leaving`.
         """
-        tail = sequence.tail_after(found_pages)
+        tail = sequence.tail_after(found_blocks)
         for holder in () if tail is None else self._holders.get(tail, ()):
-            if holder.order not in leaving:
-                return holder.table[sequence.tail_page]
+            if holder.order not in leaving and holder.window_block <= sequence.tail_page:
+                start = sequence.tail_page * holder.layout.groups
+                return tuple(holder.table[start : start + holder.layout.groups])
         return None

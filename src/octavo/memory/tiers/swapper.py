@@ -33,6 +33,22 @@ class PageBytes(Protocol):
     def write(self, page: int, content: memoryview) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Keys of pages that a request could use, all of them together.
+
+    The first `chain` continue each other, each full pages of all tokens before; the others stand
+    for themselves.
+    """
+
+    keys: Sequence[bytes]
+    chain: int
+
+    def parent(self, place: int) -> bytes | None:
+        """The key that the one at `place` continues."""
+        return self.keys[place - 1] if 0 < place < self.chain else None
+
+
 @dataclass(slots=True)
 class SwapCounters:
     """What a swapper has decided: loads begun, given up for time, and not begun as too slow.
@@ -49,14 +65,14 @@ class SwapCounters:
 
 @dataclass(slots=True)
 class _Load:
-    """Pages `start` to `end` of a chain of keys on their way in, and who waits for them."""
+    """Pages `at` to `end` of what somebody wanted on their way in, and who waits for them."""
 
     number: int
-    keys: Sequence[bytes]
+    wanted: Wanted
     at: int
     end: int
     deadline_seconds: float
-    waiting: dict[RequestId, Sequence[bytes]] = field(default_factory=dict)
+    waiting: dict[RequestId, Wanted] = field(default_factory=dict)
 
 
 class Swapper:
@@ -102,10 +118,17 @@ class Swapper:
     def is_loading(self) -> bool:
         return bool(self._loads)
 
-    def want(self, name: RequestId, keys: Sequence[bytes]) -> bool:
-        """A request could use the pages of `keys`; True if it should wait until `poll` names it."""
+    def look_up(self, keys: Sequence[bytes]) -> list[int]:
+        """The longest run of `keys` with pages here or in the tier: a number for each."""
+        pages = self._cache.look_up(keys)
+        while len(pages) < len(keys) and self.mover.tier.holds(keys[len(pages)]):
+            pages.append(len(pages))
+        return pages
+
+    def want(self, name: RequestId, wanted: Wanted) -> bool:
+        """A request could use these pages; True if it should wait until `poll` names it."""
         self._idle_pages = None
-        return self._want(name, keys)
+        return self._want(name, wanted)
 
     def awaits(self, name: RequestId) -> bool:
         """Whether a request waits for pages that come in."""
@@ -176,7 +199,8 @@ class Swapper:
 
     # Up
 
-    def _want(self, name: RequestId, keys: Sequence[bytes]) -> bool:
+    def _want(self, name: RequestId, wanted: Wanted) -> bool:
+        keys = wanted.keys
         present = self._cache.look_up(keys)
         start = len(present)
         end = start + look_up(self.mover.tier, keys[start:])
@@ -186,24 +210,32 @@ class Swapper:
         self._cache.share(present)
         self._cache.release(present)
         for load in self._loads.values():
-            if load.keys[load.at : load.at + 1] == keys[start : start + 1]:
-                load.waiting[name] = keys
+            if load.wanted.keys[load.at : load.at + 1] == keys[start : start + 1]:
+                load.waiting[name] = wanted
                 return True
         self.mover.tier.touch(reversed(keys[:end]))
         pages = end - start
         seconds = (pages + self.mover.waiting_loads) * self.mover.load_seconds
-        tokens = self._page_tokens
-        if seconds >= self._recompute_seconds(start * tokens, pages * tokens):
+        if seconds >= self._recompute(wanted, start, end):
             self.counters.loads_too_slow += 1
             self.mover.doubt()
             return False
         self._numbers += 1
         deadline = self._clock() + self._timeout_seconds
-        load = _Load(self._numbers, keys, start, end, deadline, {name: keys})
+        load = _Load(self._numbers, wanted, start, end, deadline, {name: wanted})
         self._loads[load.number] = load
         self.counters.loads += 1
         self.mover.load(load.number, keys[start:end])
         return True
+
+    def _recompute(self, wanted: Wanted, start: int, end: int) -> float:
+        """Seconds to compute what pages `start` to `end` would save.
+
+        Without pages that stand for themselves, those of the chain are of no use either.
+        """
+        past = start if start < wanted.chain else 0
+        last = end if end < wanted.chain else wanted.chain
+        return self._recompute_seconds(past * self._page_tokens, (last - past) * self._page_tokens)
 
     def _take_in(self, most_pages: int) -> list[RequestId]:
         arrived: dict[int, list[memoryview | None]] = {}
@@ -219,8 +251,8 @@ class Swapper:
 
     def _insert(self, load: _Load, contents: list[memoryview | None]) -> bool:
         """Put pages into the cache; False if the load is over, at its end or before."""
-        cache = self._cache
-        table = cache.look_up(load.keys[: load.at])
+        cache, keys = self._cache, load.wanted.keys
+        table = cache.look_up(keys[: load.at])
         if len(table) < load.at:
             return False
         cache.share(table)
@@ -228,7 +260,7 @@ class Swapper:
             for content in contents:
                 if content is None:
                     return False
-                found = cache.look_up(load.keys[load.at : load.at + 1])
+                found = cache.look_up(keys[load.at : load.at + 1])
                 if found:
                     cache.share(found)
                     table += found
@@ -238,8 +270,7 @@ class Swapper:
                     page = cache.allocate()
                     table.append(page)
                     self._pages.write(page, content)
-                    parent = load.keys[load.at - 1] if load.at else None
-                    cache.publish(page, load.keys[load.at], parent)
+                    cache.publish(page, keys[load.at], load.wanted.parent(load.at))
                     self.counters.loaded_pages += 1
                 load.at += 1
             return load.at < load.end
@@ -251,7 +282,7 @@ class Swapper:
         """Who of a load that is over goes on; those who can use more wait for that."""
         if load.at < load.end:
             return list(load.waiting)
-        return [name for name, keys in load.waiting.items() if not self._want(name, keys)]
+        return [name for name, wanted in load.waiting.items() if not self._want(name, wanted)]
 
     def _drop(self, load: _Load) -> None:
         del self._loads[load.number]

@@ -35,6 +35,7 @@ from octavo.compute.load.source import WeightSource
 from octavo.compute.program import Program, RopeStyle
 from octavo.compute.quant.dequantise import dequantise
 from octavo.compute.sample.params import pack_jobs
+from octavo.core.cache_groups import CacheGroups, one_group
 from octavo.core.errors import CapacityError, EngineError, ModelFileError, SettingsError
 
 ActivationMode = Literal["int8", "int8x2", "fp32"]
@@ -105,9 +106,11 @@ class CpuModel:
         """Bytes of one KV page of `page_tokens` tokens, all layers."""
         return self._model().page_bytes(page_tokens)
 
-    def allocate_kv(self, pages: int, page_tokens: int) -> None:
+    def allocate_kv(self, pages: int, page_tokens: int, groups: CacheGroups | None = None) -> None:
         """(Re)allocate the cache; contents are lost. Memory is taken when a page is first used."""
-        self._model().allocate_kv(pages, page_tokens)
+        groups = groups or one_group(self.program.kv.layers)
+        places = np.array(groups.places, dtype=np.int32)
+        self._model().allocate_kv(pages, page_tokens, places, groups.window_tokens)
         self._pages = pages
 
     def kv_pages(self) -> ByteRows:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from octavo.compute.kernels.reference.operators import Floats, quantise_heads
 from octavo.compute.program import KvLayout
+from octavo.core.cache_groups import CacheGroups, one_group
 
 FORMATS: dict[str, type[np.float16] | type[np.float32] | type[np.int8]] = {
     "fp16": np.float16,
@@ -25,17 +26,25 @@ def head_bytes(kv_format: str, head_dim: int) -> int:
 
 
 class PagedCache:
-    """Pages [page][layer][K or V][kv head][token][element]; unwritten slots hold NaN.
+    """Pages [page][layer of a group][K or V][kv head][token][element]; unwritten slots hold NaN.
 
     The NaN makes a read of a slot that nobody wrote show in the logits. Of int8 it is the scale
     [page][layer][K or V][kv head][token] that is NaN.
     """
 
-    def __init__(self, layout: KvLayout, kv_format: str, pages: int, page_tokens: int) -> None:
+    def __init__(
+        self,
+        layout: KvLayout,
+        kv_format: str,
+        pages: int,
+        page_tokens: int,
+        groups: CacheGroups | None = None,
+    ) -> None:
         self.page_tokens = page_tokens
+        self.groups = groups = groups or one_group(layout.layers)
         self.pages = pages
         self._kv_format = kv_format
-        heads = (pages, layout.layers, 2, layout.kv_heads, page_tokens)
+        heads = (pages, groups.layers, 2, layout.kv_heads, page_tokens)
         unwritten = 0 if kv_format == "int8" else np.nan
         self._slots: NDArray[Any] = np.full(
             (*heads, layout.head_dim), unwritten, dtype=FORMATS[kv_format]
@@ -53,8 +62,7 @@ class PagedCache:
 
         float16 saturates at its largest number instead of becoming infinite.
         """
-        positions = np.arange(start, start + len(k))
-        pages, offsets = table[positions // self.page_tokens], positions % self.page_tokens
+        layer, pages, offsets = self._places(layer, table, np.arange(start, start + len(k)))
         for part, values in enumerate((k, v)):
             at = (pages, layer, part, slice(None), offsets)
             if self._scales is not None:
@@ -65,14 +73,28 @@ class PagedCache:
                 self._slots[at] = values
 
     def read(
-        self, layer: int, table: NDArray[np.int32], tokens: int, dtype: np.dtype[np.floating]
+        self,
+        layer: int,
+        table: NDArray[np.int32],
+        tokens: int,
+        dtype: np.dtype[np.floating],
+        first: int = 0,
     ) -> tuple[Floats, Floats]:
-        """K and V [tokens, kv_heads, head_dim] of positions 0 to `tokens` - 1, as stored."""
-        positions = np.arange(tokens)
-        pages, offsets = table[positions // self.page_tokens], positions % self.page_tokens
-        return self._part(pages, layer, 0, offsets, dtype), self._part(
-            pages, layer, 1, offsets, dtype
-        )
+        """K and V [tokens, kv_heads, head_dim] as stored; zeros for positions before `first`."""
+        layer, pages, offsets = self._places(layer, table, np.arange(first, tokens))
+        halves = []
+        for part in (0, 1):
+            seen = self._part(pages, layer, part, offsets, dtype)
+            halves.append(np.concatenate([np.zeros((first, *seen.shape[1:]), dtype), seen]))
+        return halves[0], halves[1]
+
+    def _places(
+        self, layer: int, table: NDArray[np.int32], positions: NDArray[np.intp]
+    ) -> tuple[int, NDArray[np.int32], NDArray[np.intp]]:
+        """The layer in its group, and page and slot of each position."""
+        group, place = self.groups.places[layer]
+        blocks = positions // self.page_tokens
+        return place, table[blocks * self.groups.count + group], positions % self.page_tokens
 
     def _part(
         self,

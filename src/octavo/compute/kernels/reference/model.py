@@ -38,6 +38,7 @@ from octavo.compute.program import (
 )
 from octavo.compute.quant.dequantise import dequantise, dequantise_rows
 from octavo.compute.sample.reference import draw_and_score
+from octavo.core.cache_groups import CacheGroups
 from octavo.core.errors import EngineError, SettingsError
 from octavo.core.output import TokenLogprob
 
@@ -88,11 +89,11 @@ class ReferenceModel:
         token_bytes = 2 * head_bytes(self._kv_format, layout.head_dim)
         return layout.layers * layout.kv_heads * token_bytes * page_tokens
 
-    def allocate_kv(self, pages: int, page_tokens: int) -> None:
+    def allocate_kv(self, pages: int, page_tokens: int, groups: CacheGroups | None = None) -> None:
         """(Re)allocate the cache; contents are lost."""
         if page_tokens not in PAGE_TOKENS or pages < 1:
             raise ValueError(f"{pages} pages of {page_tokens} tokens: sizes are {PAGE_TOKENS}")
-        self._cache = PagedCache(self.program.kv, self._kv_format, pages, page_tokens)
+        self._cache = PagedCache(self.program.kv, self._kv_format, pages, page_tokens, groups)
 
     def kv_pages(self) -> ByteRows:
         """The cache as bytes [pages, bytes of a page], not a copy."""
@@ -148,7 +149,7 @@ class ReferenceModel:
     def _run(self, batch: Batch) -> Floats:
         """All operators but the head; returns the head's input [tokens, hidden]."""
         cache = self._kv()
-        check_batch(batch, self.program.vocabulary_size, cache.pages, cache.page_tokens)
+        check_batch(batch, self.program.vocabulary_size, cache)
         step = _Step(self, batch, cache)
         for operator in self.program.operators[:-1]:
             step.apply(operator)
@@ -225,12 +226,13 @@ class _Step:
         out = np.empty_like(q)
         for row, span in enumerate(_spans(batch)):
             past, new = int(batch.past[row]), span.stop - span.start
-            k, v = self._cache.read(operator.layer, batch.tables[row], past + new, q.dtype)
+            first = max(past + 1 - operator.window, 0) if operator.window else 0
+            k, v = self._cache.read(operator.layer, batch.tables[row], past + new, q.dtype, first)
             out[span] = operators.attention(operator, q[span], k, v, past)
         self.values[operator.out] = out
 
 
-def check_batch(batch: Batch, vocabulary: int, pages: int, page_tokens: int) -> None:
+def check_batch(batch: Batch, vocabulary: int, cache: PagedCache) -> None:
     """Raise ValueError unless every index of a batch is in range."""
     starts, past = batch.row_starts, batch.past
     rows, tokens = len(past), len(batch.tokens)
@@ -242,13 +244,20 @@ def check_batch(batch: Batch, vocabulary: int, pages: int, page_tokens: int) -> 
         raise ValueError(f"token ids must be from 0 to {vocabulary - 1}")
     if batch.tables.ndim != 2 or len(batch.tables) != rows:
         raise ValueError("tables must have one line a row")
-    needed = -(-(past + np.diff(starts)) // page_tokens)
-    if np.any(needed > batch.tables.shape[1]):
+    groups = cache.groups
+    needed = -(-(past + np.diff(starts)) // cache.page_tokens)
+    if np.any(needed > batch.tables.shape[1] // groups.count):
         raise ValueError("a page table is too short for its row")
-    used = np.arange(batch.tables.shape[1]) < needed[:, None]
-    ids = batch.tables[used]
-    if np.any(ids < 0) or np.any(ids >= pages):
-        raise ValueError(f"page ids must be from 0 to {pages - 1}")
+    unseen = np.maximum(past + 1 - groups.window_tokens, 0) // cache.page_tokens
+    for group in range(groups.count):
+        pages = batch.tables[:, group :: groups.count]
+        places = np.arange(pages.shape[1])
+        used = places < needed[:, None]
+        if group:
+            used &= places >= unseen[:, None]
+        ids = pages[used]
+        if np.any(ids < 0) or np.any(ids >= cache.pages):
+            raise ValueError(f"page ids must be from 0 to {cache.pages - 1}")
 
 
 def _spans(batch: Batch) -> list[slice]:
