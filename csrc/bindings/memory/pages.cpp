@@ -3,7 +3,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <limits>
@@ -173,7 +172,6 @@ void bind_index(nb::module_& module) {
            },
            "page"_a)
       .def("is_indexed", &Index::is_indexed, "page"_a)
-      .def("has_twin", &Index::has_twin, "page"_a)
       .def_prop_ro("hash_id", &column<&Index::hash_id, Index>)
       .def_prop_ro("page", &column<&Index::page, Index>)
       .def_prop_ro("parent", &column<&Index::parent, Index>)
