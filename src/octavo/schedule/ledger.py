@@ -73,8 +73,9 @@ class Ledger:
         if sequence.parked_on is None:
             sequence.lane.queue.remove(sequence)
             self.producers.park(sequence, _ASIDE + sequence.id.encode())
-            found = self.cache.look_up(sequence.keys[: sequence.reusable_pages])
-            sequence.kept_tokens = len(found) * sequence.page_tokens
+            layout = sequence.layout
+            found = layout.look_up(self.cache, sequence.keys[: sequence.reusable_pages])
+            sequence.kept_tokens = len(found) // layout.groups * layout.page_tokens
 
     def let_go(self, sequence: Sequence, now: float) -> None:
         """Queue a request again that was held back."""
