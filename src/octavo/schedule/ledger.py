@@ -53,7 +53,6 @@ class Ledger:
         self.closed_rows: list[int] = []
         self.limit_tokens = limit_tokens
         self.ghosts = 0
-        self._max_rows = max_rows
         self._keeps_rows = keeps_rows
         self._emit = emit
 
@@ -73,8 +72,9 @@ class Ledger:
         if sequence.parked_on is None:
             sequence.lane.queue.remove(sequence)
             self.producers.park(sequence, _ASIDE + sequence.id.encode())
-            found = self.cache.look_up(sequence.keys[: sequence.reusable_pages])
-            sequence.kept_tokens = len(found) * sequence.page_tokens
+            layout = sequence.layout
+            found = layout.look_up(self.cache, sequence.keys[: sequence.reusable_pages])
+            sequence.kept_tokens = len(found) // layout.groups * layout.page_tokens
 
     def let_go(self, sequence: Sequence, now: float) -> None:
         """Queue a request again that was held back."""
@@ -393,45 +393,7 @@ class Ledger:
             name = sequence.home.service.name
             self._emit(Decision(kind, sequence.id, name, now, reason))
 
-    # Proofs
-
-    def audit(self) -> list[str]:
-        """Findings against the invariants; reads everything."""
-        findings = self.cache.audit([sequence.pages for sequence in self.running])
-        used = [sequence.row for sequence in self.running]
-        rows = sorted((*used, *self.free_rows, *self.closed_rows))
-        if rows != list(range(self._max_rows)):
-            findings.append(f"rows are used, free or closed as {rows}")
-        queued = sum(len(lane.queue) for lane in self.lanes) + self.producers.parked_count
-        waiting = len(self.sequences) - len(used) + self.ghosts
-        counted = sum(lane.waiting for lane in self.lanes)
-        if not queued == waiting == counted:
-            findings.append(f"{queued} requests are queued, {waiting} wait, {counted} are counted")
-        for lane in self.lanes:
-            findings += self._audit_lane(lane)
-        return findings
-
-    def _audit_lane(self, lane: Lane) -> list[str]:
-        findings = []
-        name = lane.service.name
-        pages = sum(len(each.pages) for each in self.running if each.home is lane)
-        if pages != lane.pages:
-            findings.append(f"class {name} holds {pages} pages, counted {lane.pages}")
-        decoding = [self.rows.sequences[row] for row in self.rows.decoding(lane).tolist()]
-        parts = [each.order for each in (*lane.prefilling, *decoding) if each is not None]
-        if sorted(parts) != sorted(each.order for each in lane.running):
-            findings.append(f"class {name} has lost track of who decodes")
-        exposed = [each for each in lane.running if each.is_exposed]
-        ghosts = [each for each in lane.running if each.ghost]
-        if exposed != list(lane.exposed) or ghosts != list(lane.ghosts):
-            findings.append(f"class {name} has lost track of who may be preempted")
-        if any(
-            each.token_count - len(each.known_tokens) > each.page_tokens for each in lane.running
-        ):
-            findings.append(f"class {name} has lost tokens of plain steps")
-        if any(each.room != each.blocks * each.page_tokens for each in lane.running):
-            findings.append(f"class {name} is wrong about who needs a page")
-        return findings
+    # Repair
 
     def repair(self) -> None:
         """Rebuild pool and index from the page tables alone."""

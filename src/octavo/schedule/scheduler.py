@@ -15,6 +15,7 @@ from octavo.memory.cache import PageCache
 from octavo.memory.layout import TableLayout
 from octavo.memory.waste import Waste, measure_waste
 from octavo.schedule.accept import check_fits
+from octavo.schedule.audit import audit_ledger
 from octavo.schedule.batching import Batching
 from octavo.schedule.cost import CostModel, CostProfile
 from octavo.schedule.counters import ClassCounters, ClassLoad, SchedulerCounters
@@ -372,7 +373,7 @@ class Scheduler:
 
     def audit(self) -> list[str]:
         """Findings against the invariants of pages, rows and classes; empty when all hold."""
-        return self._ledger.audit()
+        return audit_ledger(self._ledger)
 
     def repair(self) -> None:
         """Rebuild pool and index from the page tables; running requests go on undisturbed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from itertools import chain
 
 from octavo.schedule.sequence import Sequence
 
@@ -17,6 +18,11 @@ class PromptTails:
 
     def __init__(self) -> None:
         self._holders: dict[bytes, list[Sequence]] = {}
+
+    @property
+    def holders(self) -> Iterator[Sequence]:
+        """Everybody whose tail may be copied."""
+        return chain.from_iterable(self._holders.values())
 
     def add_computed(self, sequence: Sequence) -> bytes | None:
         """The key of the tail of `sequence`, if its prompt has just been computed and has one."""
