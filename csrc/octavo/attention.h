@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "octavo/attention_pages.h"
+#include "octavo/attention_softmax.h"
 #include "octavo/attention_tile.h"
 #include "octavo/attention_types.h"
 #include "octavo/kv_codes.h"
@@ -19,6 +20,20 @@
 
 namespace octavo {
 namespace OCTAVO_TIER {
+
+// The positions that a query sees are [lowest_seen, its own + 1).
+inline int lowest_seen(const AttentionCall& call, int position) {
+  return call.window > 0 && position + 1 > call.window ? position + 1 - call.window : 0;
+}
+
+// The same for all queries of a task.
+inline int task_lowest(const AttentionCall& call, const AttentionTask& task) {
+  return lowest_seen(call, task.position);
+}
+inline int task_highest(const AttentionTask& task) { return task.position + task.tokens; }
+inline int first_segment(const AttentionCall& call, const AttentionTask& task) {
+  return task_lowest(call, task) / kSegmentTokens * kSegmentTokens;
+}
 
 // Takes `Rows` rows from `row` on through one tile that starts at absolute position `start`.
 template <int Rows, class Tile>
@@ -28,22 +43,23 @@ inline void attend_rows(const AttentionCall& call, const RowBlock& block, int ro
   const int head_dim = call.head_dim;
   alignas(64) float scores[Rows * kTileTokens];
   int begin[Rows], end[Rows], shared_begin = 0, shared_end = kTileTokens;
-  bool any = false;
+  int lowest = kTileTokens, highest = 0;
   for (int r = 0; r < Rows; ++r) {
     begin[r] = block.low[row + r] > start ? block.low[row + r] - start : 0;
     end[r] = block.high[row + r] - start < kTileTokens ? block.high[row + r] - start : kTileTokens;
     if (begin[r] > shared_begin) shared_begin = begin[r];
     if (end[r] < shared_end) shared_end = end[r];
-    any = any || begin[r] < end[r];
+    if (begin[r] < lowest) lowest = begin[r];
+    if (end[r] > highest) highest = end[r];
   }
-  if (!any) return;
-  tile_scores<Rows>(block, row, head_dim, tile, next, scores);
+  if (lowest >= highest) return;
+  tile_scores<Rows>(block, row, head_dim, tile, lowest / kGroupTokens,
+                    (highest + kGroupTokens - 1) / kGroupTokens, next, scores);
   float* output = state.output + size_t(row) * head_dim;
-  for (int r = 0; r < Rows; ++r) {
-    if (begin[r] >= end[r]) continue;
-    soften_row(scores + r * kTileTokens, begin[r], end[r], call.softcap, head_dim,
-               state.maximum + row + r, state.sum + row + r, output + size_t(r) * head_dim);
-    if constexpr (Tile::coded) {
+  soften_rows<Rows>(scores, begin, end, call.softcap, head_dim, state.maximum + row,
+                    state.sum + row, output);
+  if constexpr (Tile::coded) {
+    for (int r = 0; r < Rows; ++r) {
       scale_weights(scores + r * kTileTokens, begin[r], end[r], tile);
     }
   }
@@ -82,62 +98,35 @@ inline void attend_block(const AttentionCall& call, const RowBlock& block, int s
   }
 }
 
-// One segment (absolute positions [segment, segment + 512)) into a fresh state.
+// Tiles of a task's kv head, cut to the positions that some row sees.
 template <class Element>
-inline void attend_segment(const AttentionCall& call, const AttentionTask& task,
-                           const RowBlock& block, int segment, const State& state, float* buffer) {
-  clear_state(state, block.rows, call.head_dim);
+inline Tile<Element, Element> task_tile(const AttentionCall& call, const AttentionTask& task,
+                                        int start) {
   const int32_t* table = call.tables + size_t(task.sequence) * call.table_stride;
-  // Rows are token-major, so the first sees the earliest token and the last the latest.
-  const int lowest = block.low[0], highest = block.high[block.rows - 1];
-  const int stop = highest < segment + kSegmentTokens ? highest : segment + kSegmentTokens;
-  const auto tile_at = [&](int start) {
-    return page_tile<Element>(call, table, task.kv_head, start, lowest > start ? lowest : start,
-                              stop < start + kTileTokens ? stop : start + kTileTokens);
-  };
-  const bool few_rows = block.rows <= kMaxRows;
-  int start = lowest > segment ? lowest / kTileTokens * kTileTokens : segment;
-  Tile<Element, Element> tile;
-  if (start < stop) tile = tile_at(start);
-  for (; start < stop; start += kTileTokens) {
-    Tile<Element, Element> next;
-    const bool more = start + kTileTokens < stop;
-    if (more) next = tile_at(start + kTileTokens);
-    if (few_rows || std::is_same<Element, float>::value) {
-      attend_block(call, block, start, tile, more ? &next : nullptr, state);
-    } else {
-      const int written = stop < start + kTileTokens ? stop - start : kTileTokens;
-      const WideTile<Element>* none = nullptr;
-      attend_block(call, block, start, widen_tile(tile, call.head_dim, written, buffer), none,
-                   state);
-    }
-    if (more) tile = next;
-  }
+  const int lowest = task_lowest(call, task), highest = task_highest(task);
+  return page_tile<Element>(call, table, task.kv_head, start, lowest > start ? lowest : start,
+                            highest < start + kTileTokens ? highest : start + kTileTokens);
 }
 
-// total = total merged with the state of the next segment, row by row.
-inline void merge_state(const State& total, const State& next, int rows, int head_dim) {
-  for (int r = 0; r < rows; ++r) {
-    if (next.maximum[r] == -__builtin_inff()) continue;
-    float* output = total.output + size_t(r) * head_dim;
-    const float* other = next.output + size_t(r) * head_dim;
-    if (total.maximum[r] == -__builtin_inff()) {
-      memcpy(output, other, sizeof(float) * head_dim);
-      total.maximum[r] = next.maximum[r];
-      total.sum[r] = next.sum[r];
-      continue;
-    }
-    const float maximum =
-        total.maximum[r] > next.maximum[r] ? total.maximum[r] : next.maximum[r];
-    const float left = exp_scalar(total.maximum[r] - maximum);
-    const float right = exp_scalar(next.maximum[r] - maximum);
-    const simd::F16 left_factor = simd::set1(left), right_factor = simd::set1(right);
-    for (int d = 0; d < head_dim; d += 16) {
-      simd::store(output + d, simd::fma(simd::load(output + d), left_factor,
-                                        simd::mul(simd::load(other + d), right_factor)));
-    }
-    total.sum[r] = total.sum[r] * left + next.sum[r] * right;
-    total.maximum[r] = maximum;
+// Where the tiles of the segment at `segment` begin when no row sees a token before `lowest`.
+inline int first_tile(int segment, int lowest) {
+  return lowest > segment ? lowest / kTileTokens * kTileTokens : segment;
+}
+
+// One segment (absolute positions [segment, segment + 512)) into a fresh state. Tiles below
+// `fetch_end` are asked for ahead of time; the first one is the caller's to ask for.
+template <class Element>
+inline void attend_segment(const AttentionCall& call, const AttentionTask& task,
+                           const RowBlock& block, int segment, int fetch_end, const State& state) {
+  clear_state(state, block.rows, call.head_dim);
+  const int highest = task_highest(task);
+  const int stop = highest < segment + kSegmentTokens ? highest : segment + kSegmentTokens;
+  int start = first_tile(segment, task_lowest(call, task));
+  Tile<Element, Element> tile = task_tile<Element>(call, task, start), next;
+  for (; start < stop; start += kTileTokens, tile = next) {
+    const bool more = start + kTileTokens < fetch_end;
+    if (more) next = task_tile<Element>(call, task, start + kTileTokens);
+    attend_block(call, block, start, tile, more ? &next : nullptr, state);
   }
 }
 
@@ -151,7 +140,6 @@ struct TaskScratch {
   int* high;
   State total;
   State next;
-  float* tile;
 };
 
 inline TaskScratch cut_scratch(float* scratch, int rows, int head_dim) {
@@ -161,8 +149,7 @@ inline TaskScratch cut_scratch(float* scratch, int rows, int head_dim) {
   cut.codes = reinterpret_cast<int8_t*>(scratch);
   cut.total.output = cut.q + matrix;
   cut.next.output = cut.total.output + matrix;
-  cut.tile = cut.next.output + matrix;
-  float* columns = cut.tile + 2 * size_t(kTileTokens) * head_dim;
+  float* columns = cut.next.output + matrix;
   cut.total.maximum = columns;
   cut.total.sum = columns + column;
   cut.next.maximum = columns + 2 * column;
@@ -199,7 +186,7 @@ inline RowBlock gather_rows(const AttentionCall& call, const AttentionTask& task
         cut.sums[row] = head.sum;
       }
       cut.high[row] = position + 1;
-      cut.low[row] = call.window > 0 && position + 1 > call.window ? position + 1 - call.window : 0;
+      cut.low[row] = lowest_seen(call, position);
     }
   }
   return RowBlock{cut.q, cut.codes, cut.scales, cut.sums, cut.low, cut.high, row};
@@ -221,18 +208,23 @@ inline void write_output(const AttentionCall& call, const AttentionTask& task, c
   }
 }
 
-inline int first_segment(int low) { return low / kSegmentTokens * kSegmentTokens; }
+// Asks for the first tile of a segment, which nothing came before to do it by and by.
+template <class Element>
+inline void fetch_segment(const AttentionCall& call, const AttentionTask& task, int segment) {
+  const int start = first_tile(segment, task_lowest(call, task));
+  fetch_tile(task_tile<Element>(call, task, start), call.head_dim);
+}
 
 template <class Element>
 inline void attention_task(const AttentionCall& call, const AttentionTask& task, float* scratch) {
-  const int rows = task.tokens * (call.heads / call.kv_heads);
+  const int rows = task.tokens * (call.heads / call.kv_heads), highest = task_highest(task);
+  const int first = first_segment(call, task);
+  fetch_segment<Element>(call, task, first);
   const TaskScratch cut = cut_scratch(scratch, rows, call.head_dim);
   const RowBlock block = gather_rows<Element>(call, task, cut);
-  const int first = first_segment(block.low[0]);
-  attend_segment<Element>(call, task, block, first, cut.total, cut.tile);
-  for (int segment = first + kSegmentTokens; segment < block.high[rows - 1];
-       segment += kSegmentTokens) {
-    attend_segment<Element>(call, task, block, segment, cut.next, cut.tile);
+  attend_segment<Element>(call, task, block, first, highest, cut.total);
+  for (int segment = first + kSegmentTokens; segment < highest; segment += kSegmentTokens) {
+    attend_segment<Element>(call, task, block, segment, highest, cut.next);
     merge_state(cut.total, cut.next, rows, call.head_dim);
   }
   write_output(call, task, cut.total);
@@ -246,13 +238,6 @@ struct SplitPlan {
   size_t first_float[kMaxSplitTasks + 1];
 };
 
-inline int task_first_segment(const AttentionCall& call, const AttentionTask& task) {
-  const int low = call.window > 0 && task.position + 1 > call.window
-                      ? task.position + 1 - call.window
-                      : 0;
-  return first_segment(low);
-}
-
 // Splitting pays when there are too few tasks for the threads and some task has many segments.
 inline bool plan_split(const AttentionCall& call, const AttentionTask* tasks, size_t count,
                        int threads, SplitPlan* plan) {
@@ -260,7 +245,7 @@ inline bool plan_split(const AttentionCall& call, const AttentionTask* tasks, si
   plan->first_part[0] = 0;
   plan->first_float[0] = 0;
   for (size_t i = 0; i < count; ++i) {
-    const int span = tasks[i].position + tasks[i].tokens - task_first_segment(call, tasks[i]);
+    const int span = task_highest(tasks[i]) - first_segment(call, tasks[i]);
     const int parts = (span + kSegmentTokens - 1) / kSegmentTokens;
     const size_t rows = size_t(tasks[i].tokens) * (call.heads / call.kv_heads);
     plan->first_part[i + 1] = plan->first_part[i] + parts;
@@ -289,12 +274,14 @@ inline void split_attention(Pool& pool, const AttentionCall& call, const Attenti
           while (size_t(plan.first_part[task + 1]) <= part) ++task;
           const int rows = tasks[task].tokens * group;
           const int index = int(part) - plan.first_part[task];
+          const int segment = first_segment(call, tasks[task]) + index * kSegmentTokens;
+          const int highest = task_highest(tasks[task]), after = segment + kSegmentTokens;
+          fetch_segment<Element>(call, tasks[task], segment);
           const TaskScratch cut = cut_scratch(scratch, rows, call.head_dim);
           const RowBlock block = gather_rows<Element>(call, tasks[task], cut);
-          attend_segment<Element>(
-              call, tasks[task], block,
-              task_first_segment(call, tasks[task]) + index * kSegmentTokens,
-              part_state(call, plan, task, index, rows), cut.tile);
+          attend_segment<Element>(call, tasks[task], block, segment,
+                                  highest < after ? highest : after,
+                                  part_state(call, plan, task, index, rows));
         }
       });
   pool.parallel_for(count, 1, [&](size_t begin, size_t end, int) {

@@ -1,13 +1,13 @@
-// The inner kernels of attention: one tile of 64 tokens against a few query rows.
+// The products of attention: one tile of 64 tokens against a few query rows.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "octavo/kv.h"
 #include "octavo/quads.h"
+#include "octavo/registers.h"
 #include "octavo/simd.h"
 
 namespace octavo {
@@ -17,14 +17,13 @@ constexpr int kTileTokens = 64;
 constexpr int kSegmentTokens = 512;
 constexpr int kGroupTokens = 16;
 
-// Rows that share every load of K and V; bounded by the registers of the tier.
+// Rows that share every load of K and V, and the registers of K or V they are multiplied with at a
+// time: as many sums as the tier has registers for, and no fewer than hide the latency of an fma.
 constexpr int kMaxRows = 6;
-#if defined(OCTAVO_TIER_AVX512)
-constexpr int key_vectors(int) { return 4; }
-constexpr int value_vectors(int) { return 4; }
+#if defined(OCTAVO_TIER_AVX2)
+constexpr int block_registers(int rows) { return rows == 1 ? 8 : rows < 4 ? 4 : 2; }
 #else
-constexpr int key_vectors(int rows) { return rows == 1 ? 4 : rows < 4 ? 2 : 1; }
-constexpr int value_vectors(int rows) { return rows == 1 ? 4 : rows < 4 ? 2 : 1; }
+constexpr int block_registers(int) { return 4; }
 #endif
 
 // A task's rows: query tokens x heads of one kv head, token-major; row r sees [low[r], high[r]).
@@ -63,63 +62,94 @@ OCTAVO_INLINE void prefetch(const Element* begin, size_t count) {
   }
 }
 
-// scores[r][t] = q[r] . k[t]: four chains over the quads' lanes, joined by quad_sum. `next` is the
-// tile to come, or null.
+// Asks for a part of the next keys in step `quad` of a group's product. Two groups take turns, so
+// that the lines of a page are asked for in the order of their addresses, as memory likes it.
+template <class Tile>
+OCTAVO_INLINE void fetch_keys(const Tile& next, int group, int quad, int quads) {
+  const int step = group % 2 * quads + quad, source = group / 2 * 2 + step % 2;
+  if (next.has(source)) prefetch(next.keys[source] + step / 2 * next.key_stride, kGroupTokens * 4);
+}
+
+// One step of a register block: sum[r][v] += x[r] * y[v]. The smaller side stays in registers while
+// the other one streams by, so that sums, one side and one more register are all that live.
+template <int Rows, int Registers, class LoadRow, class LoadColumn>
+OCTAVO_INLINE void multiply_block(const LoadRow& load_row, const LoadColumn& load_column,
+                                  Register (&sum)[Rows][Registers]) {
+  if constexpr (Rows >= Registers) {
+    Register column[Registers];
+OCTAVO_UNROLL
+    for (int v = 0; v < Registers; ++v) column[v] = load_column(v);
+OCTAVO_UNROLL
+    for (int r = 0; r < Rows; ++r) {
+      const Register x = load_row(r);
+OCTAVO_UNROLL
+      for (int v = 0; v < Registers; ++v) sum[r][v] = multiply_add(x, column[v], sum[r][v]);
+    }
+  } else {
+    Register x[Rows];
+OCTAVO_UNROLL
+    for (int r = 0; r < Rows; ++r) x[r] = load_row(r);
+OCTAVO_UNROLL
+    for (int v = 0; v < Registers; ++v) {
+      const Register column = load_column(v);
+OCTAVO_UNROLL
+      for (int r = 0; r < Rows; ++r) sum[r][v] = multiply_add(x[r], column, sum[r][v]);
+    }
+  }
+}
+
+// scores[r][t] = q[r] . k[t] for the groups [first, last): four chains over the quads' lanes,
+// joined by quad_sum. `next` is the tile to come, or null.
 template <int Rows, class Tile>
-inline void float_scores(const float* q, int head_dim, const Tile& tile, const Tile* next,
-                         float* scores) {
-  constexpr int kVectors = key_vectors(Rows);
-  for (int group = tile.first; group < tile.last; ++group) {
-    simd::F16 parts[Rows][4];
-    for (int half = 0; half < 4; half += kVectors) {
-      simd::F16 chain[Rows][kVectors];
+inline void float_scores(const float* q, int head_dim, const Tile& tile, int first, int last,
+                         const Tile* next, float* scores) {
+  constexpr int kTogether = block_registers(Rows), kRegisters = 4 * kGroupTokens / kRegisterLanes;
+  for (int group = first; group < last; ++group) {
+    Register parts[Rows][kRegisters];
+    for (int begin = 0; begin < kRegisters; begin += kTogether) {
+      Register chain[Rows][kTogether];
 OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
 OCTAVO_UNROLL
-        for (int v = 0; v < kVectors; ++v) chain[r][v] = simd::zero();
+        for (int v = 0; v < kTogether; ++v) chain[r][v] = zero_register();
       }
-      const auto* keys = tile.keys[group] + 16 * half;
-      const bool fetch = next != nullptr && half == 0 && next->has(group);
+      const auto* keys = tile.keys[group] + begin * kRegisterLanes;
+      const bool fetch = next != nullptr && begin == 0;
       for (int d = 0; d < head_dim; d += 4, keys += tile.key_stride) {
-        if (fetch) prefetch(next->keys[group] + d / 4 * next->key_stride, kGroupTokens * 4);
-        simd::F16 k[kVectors];
-OCTAVO_UNROLL
-        for (int v = 0; v < kVectors; ++v) k[v] = load_element(keys + 16 * v);
-OCTAVO_UNROLL
-        for (int r = 0; r < Rows; ++r) {
-          const simd::F16 x = broadcast_quad(q + size_t(r) * head_dim + d);
-OCTAVO_UNROLL
-          for (int v = 0; v < kVectors; ++v) chain[r][v] = simd::fma(x, k[v], chain[r][v]);
-        }
+        if (fetch) fetch_keys(*next, group, d / 4, head_dim / 4);
+        multiply_block<Rows, kTogether>(
+            [&](int r) { return repeat_quad(q + size_t(r) * head_dim + d); },
+            [&](int v) { return load_register(keys + v * kRegisterLanes); }, chain);
       }
 OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
 OCTAVO_UNROLL
-        for (int v = 0; v < kVectors; ++v) parts[r][half + v] = chain[r][v];
+        for (int v = 0; v < kTogether; ++v) parts[r][begin + v] = chain[r][v];
       }
     }
 OCTAVO_UNROLL
     for (int r = 0; r < Rows; ++r) {
-      simd::store(scores + r * kTileTokens + group * kGroupTokens,
-                  quad_sum(parts[r][0], parts[r][1], parts[r][2], parts[r][3]));
+      simd::store(scores + r * kTileTokens + group * kGroupTokens, quad_sum(parts[r]));
     }
   }
 }
 
 // The same over codes: exact integer sums, then float(sum) * query scale * key scale.
 template <int Rows, class Tile>
-inline void code_scores(const RowBlock& block, int row, int head_dim, const Tile& tile,
-                        const Tile* next, float* scores) {
+inline void code_scores(const RowBlock& block, int row, int head_dim, const Tile& tile, int first,
+                        int last, const Tile* next, float* scores) {
   const int8_t* codes = block.codes + size_t(row) * head_dim;
-  for (int group = tile.first; group < tile.last; ++group) {
+  for (int group = first; group < last; ++group) {
     simd::I16 sum[Rows];
 OCTAVO_UNROLL
     for (int r = 0; r < Rows; ++r) sum[r] = signed_dot_start(block.sums[row + r]);
     const auto* keys = tile.keys[group];
-    const bool fetch = next != nullptr && next->has(group);
-    if (fetch) prefetch(next->key_scales[group], kGroupTokens);
+    if (next != nullptr && next->has(group)) {
+      prefetch(next->key_scales[group], kGroupTokens);
+      prefetch(next->value_scales[group], kGroupTokens);
+    }
     for (int d = 0; d < head_dim; d += 4, keys += tile.key_stride) {
-      if (fetch) prefetch(next->keys[group] + d / 4 * next->key_stride, kGroupTokens * 4);
+      if (next != nullptr) fetch_keys(*next, group, d / 4, head_dim / 4);
       const simd::Bytes k = simd::load_bytes(reinterpret_cast<const uint8_t*>(keys));
 OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
@@ -136,46 +166,51 @@ OCTAVO_UNROLL
 }
 
 template <int Rows, class Tile>
-inline void tile_scores(const RowBlock& block, int row, int head_dim, const Tile& tile,
-                        const Tile* next, float* scores) {
+inline void tile_scores(const RowBlock& block, int row, int head_dim, const Tile& tile, int first,
+                        int last, const Tile* next, float* scores) {
   if constexpr (Tile::coded) {
-    code_scores<Rows>(block, row, head_dim, tile, next, scores);
+    code_scores<Rows>(block, row, head_dim, tile, first, last, next, scores);
   } else {
-    float_scores<Rows>(block.q + size_t(row) * head_dim, head_dim, tile, next, scores);
+    float_scores<Rows>(block.q + size_t(row) * head_dim, head_dim, tile, first, last, next, scores);
   }
 }
 
-template <int Rows, int Vectors, class Tile>
+// The columns [column, column + Registers * lanes) of tile_values.
+template <int Rows, int Registers, class Tile>
 inline void value_columns(const float* weights, int begin, int end, const Tile& tile,
                           const Tile* next, int head_dim, int column, float* output) {
-  simd::F16 sum[Rows][Vectors];
+  constexpr int kWidth = Registers * kRegisterLanes;
+  Register sum[Rows][Registers];
 OCTAVO_UNROLL
   for (int r = 0; r < Rows; ++r) {
 OCTAVO_UNROLL
-    for (int v = 0; v < Vectors; ++v) {
-      sum[r][v] = simd::load(output + size_t(r) * head_dim + column + 16 * v);
+    for (int v = 0; v < Registers; ++v) {
+      sum[r][v] = load_register(output + size_t(r) * head_dim + column + v * kRegisterLanes);
     }
   }
-  for (int t = begin; t < end; ++t) {
+  for (int t = begin; t < end;) {
     const int group = t / kGroupTokens;
+    const int stop = (group + 1) * kGroupTokens < end ? (group + 1) * kGroupTokens : end;
     const size_t offset = size_t(t % kGroupTokens) * head_dim + column;
-    if (next != nullptr && next->has(group)) prefetch(next->values[group] + offset, 16 * Vectors);
-    const auto* row = tile.values[group] + offset;
-    simd::F16 value[Vectors];
-OCTAVO_UNROLL
-    for (int v = 0; v < Vectors; ++v) value[v] = load_element(row + 16 * v);
-OCTAVO_UNROLL
-    for (int r = 0; r < Rows; ++r) {
-      const simd::F16 weight = simd::set1(weights[r * kTileTokens + t]);
-OCTAVO_UNROLL
-      for (int v = 0; v < Vectors; ++v) sum[r][v] = simd::fma(weight, value[v], sum[r][v]);
+    const auto* values = tile.values[group] + offset;
+    // Also in the order of addresses: whole tokens, though this one is read in columns.
+    const int done = column * kTileTokens + group * kGroupTokens * kWidth;
+    const int ahead_group = done / (kGroupTokens * head_dim);
+    const bool fetch = next != nullptr && next->has(ahead_group);
+    const auto* ahead =
+        fetch ? next->values[ahead_group] + done % (kGroupTokens * head_dim) : values;
+    for (; t < stop; ++t, values += head_dim, ahead += kWidth) {
+      if (fetch) prefetch(ahead, kWidth);
+      multiply_block<Rows, Registers>(
+          [&](int r) { return repeat(weights[r * kTileTokens + t]); },
+          [&](int v) { return load_register(values + v * kRegisterLanes); }, sum);
     }
   }
 OCTAVO_UNROLL
   for (int r = 0; r < Rows; ++r) {
 OCTAVO_UNROLL
-    for (int v = 0; v < Vectors; ++v) {
-      simd::store(output + size_t(r) * head_dim + column + 16 * v, sum[r][v]);
+    for (int v = 0; v < Registers; ++v) {
+      store_register(output + size_t(r) * head_dim + column + v * kRegisterLanes, sum[r][v]);
     }
   }
 }
@@ -188,12 +223,12 @@ template <int Rows, class Tile>
 inline void tile_values(const float* weights, int begin, int end, const Tile& tile,
                         const Tile* next, int head_dim, float* output) {
   if (begin >= end) return;
-  constexpr int kVectors = value_vectors(Rows);
+  constexpr int kRegisters = block_registers(Rows), kWidth = kRegisters * kRegisterLanes;
   int column = 0;
-  for (; column + 16 * kVectors <= head_dim; column += 16 * kVectors) {
-    value_columns<Rows, kVectors>(weights, begin, end, tile, next, head_dim, column, output);
+  for (; column + kWidth <= head_dim; column += kWidth) {
+    value_columns<Rows, kRegisters>(weights, begin, end, tile, next, head_dim, column, output);
   }
-  for (; column < head_dim; column += 16) {
+  for (; column < head_dim; column += kRegisterLanes) {
     value_columns<Rows, 1>(weights, begin, end, tile, next, head_dim, column, output);
   }
 }
@@ -205,63 +240,6 @@ inline void scale_weights(float* weights, int begin, int end, const Tile& tile) 
     float* group = weights + g * kGroupTokens;
     simd::store(group, simd::mul(simd::load(group), simd::load(tile.value_scales[g])));
   }
-}
-
-inline float exp_scalar(float x) { return first_lane(simd::exp(simd::set1(x))); }
-
-// Turns scores [begin, end) of one row into softmax weights relative to the row's running maximum.
-inline void soften_row(float* scores, int begin, int end, float softcap, int head_dim,
-                       float* maximum, float* sum, float* output) {
-  const simd::F16 lowest = simd::set1(-__builtin_inff());
-  simd::F16 highest = lowest;
-  const int first = begin / kGroupTokens, last = (end + kGroupTokens - 1) / kGroupTokens;
-  for (int g = first; g < last; ++g) {
-    simd::F16 score = simd::load(scores + g * kGroupTokens);
-    if (softcap > 0.0f) {
-      score = cap(score, softcap);
-      simd::store(scores + g * kGroupTokens, score);
-    }
-    highest = simd::max(highest, select_span(begin - g * kGroupTokens, end - g * kGroupTokens,
-                                             score, lowest));
-  }
-  const float tile_maximum = simd::reduce_max(highest);
-  if (tile_maximum > *maximum) {
-    if (*maximum != -__builtin_inff()) {
-      const float correction = exp_scalar(*maximum - tile_maximum);
-      const simd::F16 factor = simd::set1(correction);
-      for (int d = 0; d < head_dim; d += 16) {
-        simd::store(output + d, simd::mul(simd::load(output + d), factor));
-      }
-      *sum *= correction;
-    }
-    *maximum = tile_maximum;
-  }
-  const simd::F16 base = simd::set1(*maximum);
-  simd::F16 total = simd::zero();
-  for (int g = first; g < last; ++g) {
-    const simd::F16 score = simd::load(scores + g * kGroupTokens);
-    const simd::F16 weight =
-        select_span(begin - g * kGroupTokens, end - g * kGroupTokens,
-                    simd::exp(simd::sub(score, base)), simd::zero());
-    total = simd::add(total, weight);
-    simd::store(scores + g * kGroupTokens, weight);
-  }
-  *sum += simd::reduce_add(total);
-}
-
-// Softmax state of the rows of a task: maxima [rows], sums [rows], outputs [rows][head_dim].
-struct State {
-  float* maximum;
-  float* sum;
-  float* output;
-};
-
-inline void clear_state(const State& state, int rows, int head_dim) {
-  for (int r = 0; r < rows; ++r) {
-    state.maximum[r] = -__builtin_inff();
-    state.sum[r] = 0.0f;
-  }
-  memset(state.output, 0, sizeof(float) * size_t(rows) * head_dim);
 }
 
 }  // namespace OCTAVO_TIER

@@ -60,7 +60,7 @@ static inline int32_t task_tokens(int32_t heads, int32_t kv_heads, int32_t head_
 static inline size_t attention_scratch_floats(int32_t heads, int32_t kv_heads, int32_t head_dim) {
   const size_t rows = size_t(task_tokens(heads, kv_heads, head_dim)) * (heads / kv_heads);
   const size_t columns = 8 * ((rows + 15) / 16 * 16);
-  return 3 * rows * head_dim + 2 * size_t(64) * head_dim + columns;
+  return 3 * rows * head_dim + columns;
 }
 
 // Tasks of one sequence's query tokens. Later blocks read more of the cache and come first, so that

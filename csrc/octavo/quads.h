@@ -49,45 +49,6 @@ OCTAVO_INLINE simd::F16 select_span(int begin, int end, simd::F16 a, simd::F16 b
   return end < 16 ? simd::select_first(end, a, b) : a;
 }
 
-// Four floats repeated over the vector.
-OCTAVO_INLINE simd::F16 broadcast_quad(const float* p) {
-#if defined(OCTAVO_TIER_AVX512)
-  return {_mm512_broadcast_f32x4(_mm_loadu_ps(p))};
-#elif defined(OCTAVO_TIER_AVX2)
-  const __m256 four = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
-  return {four, four};
-#else
-  return simd::each([&](int i) { return p[i % 4]; });
-#endif
-}
-
-#if defined(OCTAVO_TIER_AVX512) || defined(OCTAVO_TIER_AVX2)
-OCTAVO_INLINE __m256 quad_sum_of_eight(__m256 a_low, __m256 a_high, __m256 b_low, __m256 b_high) {
-  const __m256 sums =
-      _mm256_hadd_ps(_mm256_hadd_ps(a_low, a_high), _mm256_hadd_ps(b_low, b_high));
-  return _mm256_permutevar8x32_ps(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-}
-#endif
-
-// Lane 4 i + j: (x0 + x1) + (x2 + x3) of quad j of the i-th vector.
-OCTAVO_INLINE simd::F16 quad_sum(simd::F16 a, simd::F16 b, simd::F16 c, simd::F16 d) {
-#if defined(OCTAVO_TIER_AVX512)
-  const auto low = [](simd::F16 x) { return _mm512_castps512_ps256(x.v); };
-  const auto high = [](simd::F16 x) { return _mm512_extractf32x8_ps(x.v, 1); };
-  const __m256 first = quad_sum_of_eight(low(a), high(a), low(b), high(b));
-  const __m256 second = quad_sum_of_eight(low(c), high(c), low(d), high(d));
-  return {_mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1)};
-#elif defined(OCTAVO_TIER_AVX2)
-  return {quad_sum_of_eight(a.lo, a.hi, b.lo, b.hi), quad_sum_of_eight(c.lo, c.hi, d.lo, d.hi)};
-#else
-  const simd::F16 vectors[4] = {a, b, c, d};
-  return simd::each([&](int i) {
-    const float* x = vectors[i / 4].v + i % 4 * 4;
-    return (x[0] + x[1]) + (x[2] + x[3]);
-  });
-#endif
-}
-
 // Where a sum of signed_dot over codes b begins, given the sum of all b.
 OCTAVO_INLINE simd::I16 signed_dot_start(int32_t sum) {
 #if defined(OCTAVO_TIER_AVX512)

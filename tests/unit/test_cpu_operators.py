@@ -247,6 +247,23 @@ def test_tiers_agree_by_bits(name: str) -> None:
         assert np.array_equal(result.view(np.uint32), results[0].view(np.uint32))
 
 
+@pytest.mark.parametrize("name", ["gqa7-d64-p16", "int8-gqa3-d64"])
+def test_scores_so_far_apart_that_weights_underflow(name: str) -> None:
+    shape = SHAPES[name]
+    data = Sequences.random(shape, [150])
+    data.q[0] *= 40.0
+    scores = np.einsum("hd,tkd->hkt", data.q[0][149], data.k[0]) * shape.operator.scale
+    least = scores.min() - scores.max()
+    assert least < -104.0  # the exponential of these is 0 or subnormal, beside normal ones
+    results = [data.cache(shape).attend(data.q, [0], tier=tier)[0] for tier in tiers()]
+    for result in results[1:]:
+        assert np.array_equal(result.view(np.uint32), results[0].view(np.uint32))
+    single = one_by_one(Cache(shape, [150]), data, 0, tiers()[-1])
+    assert np.array_equal(single.view(np.uint32), results[-1].view(np.uint32))
+    want = expected(shape, data.q[0], data.k[0], data.v[0], 0)
+    np.testing.assert_allclose(results[0], want, rtol=0, atol=3e-4)
+
+
 @pytest.mark.parametrize("window", [0, 600])
 @pytest.mark.parametrize("kv_format", ["fp16", "int8"])
 def test_segments_as_tasks_of_their_own_give_the_same_bits(kv_format: str, window: int) -> None:

@@ -1,0 +1,150 @@
+// The online softmax of attention: scores of a tile become weights, states of segments are merged.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "octavo/attention_tile.h"
+#include "octavo/quads.h"
+#include "octavo/simd.h"
+
+namespace octavo {
+namespace OCTAVO_TIER {
+
+inline float exp_scalar(float x) { return first_lane(simd::exp(simd::set1(x))); }
+
+// Softmax state of the rows of a task: maxima [rows], sums [rows], outputs [rows][head_dim].
+struct State {
+  float* maximum;
+  float* sum;
+  float* output;
+};
+
+inline void clear_state(const State& state, int rows, int head_dim) {
+  for (int r = 0; r < rows; ++r) {
+    state.maximum[r] = -__builtin_inff();
+    state.sum[r] = 0.0f;
+  }
+  memset(state.output, 0, sizeof(float) * size_t(rows) * head_dim);
+}
+
+struct ScoreRange {
+  float least, highest;
+};
+
+// Caps scores [begin, end) of a row and finds their range, which may miss a NaN.
+inline ScoreRange cap_scores(float* scores, int begin, int end, float softcap) {
+  const simd::F16 infinity = simd::set1(__builtin_inff()), lowest = simd::neg(infinity);
+  simd::F16 least = infinity, highest = lowest;
+  for (int g = begin / kGroupTokens; g * kGroupTokens < end; ++g) {
+    const int from = begin - g * kGroupTokens, to = end - g * kGroupTokens;
+    simd::F16 score = simd::load(scores + g * kGroupTokens);
+    if (softcap > 0.0f) {
+      score = cap(score, softcap);
+      simd::store(scores + g * kGroupTokens, score);
+    }
+    highest = simd::max(highest, select_span(from, to, score, lowest));
+    least = simd::min(least, select_span(from, to, score, infinity));
+  }
+  return ScoreRange{-simd::reduce_max(simd::neg(least)), simd::reduce_max(highest)};
+}
+
+// The weights so far become relative to a larger maximum.
+inline void raise_maximum(float maximum, int head_dim, float* old_maximum, float* sum,
+                          float* output) {
+  if (*old_maximum != -__builtin_inff()) {
+    const float correction = exp_scalar(*old_maximum - maximum);
+    const simd::F16 factor = simd::set1(correction);
+    for (int d = 0; d < head_dim; d += 16) {
+      simd::store(output + d, simd::mul(simd::load(output + d), factor));
+    }
+    *sum *= correction;
+  }
+  *old_maximum = maximum;
+}
+
+// scores [begin, end) = exp(score - maximum), 0 for the rest of two groups each; the sum. `Normal`
+// if all of them are normal numbers or NaN.
+template <bool Normal>
+OCTAVO_INLINE float weigh_row(float* scores, int begin, int end, float maximum) {
+  constexpr int kTogether = 2;
+  const simd::F16 base = simd::set1(maximum);
+  simd::F16 total = simd::zero();
+  const int first = begin / kGroupTokens / kTogether * kTogether;
+  for (int group = first; group * kGroupTokens < end; group += kTogether) {
+    float* at = scores + group * kGroupTokens;
+    simd::F16 weights[kTogether];
+OCTAVO_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      weights[i] = simd::sub(simd::load(at + i * kGroupTokens), base);
+    }
+    if constexpr (Normal) {
+      simd::exp_normal(weights);
+    } else {
+      for (simd::F16& weight : weights) weight = simd::exp(weight);
+    }
+OCTAVO_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      const int token = (group + i) * kGroupTokens;
+      weights[i] = select_span(begin - token, end - token, weights[i], simd::zero());
+      total = simd::add(total, weights[i]);
+      simd::store(at + i * kGroupTokens, weights[i]);
+    }
+  }
+  return simd::reduce_add(total);
+}
+
+// Turns scores [begin[r], end[r]) of each row into softmax weights relative to its running maximum.
+// One kind of work after the other: rows wait for nothing of each other, so they overlap.
+template <int Rows>
+inline void soften_rows(float* scores, const int* begin, const int* end, float softcap,
+                        int head_dim, float* maximum, float* sum, float* output) {
+  ScoreRange range[Rows];
+  for (int r = 0; r < Rows; ++r) {
+    range[r] = cap_scores(scores + r * kTileTokens, begin[r], end[r], softcap);
+  }
+  for (int r = 0; r < Rows; ++r) {
+    if (range[r].highest > maximum[r]) {
+      raise_maximum(range[r].highest, head_dim, maximum + r, sum + r,
+                    output + size_t(r) * head_dim);
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    if (begin[r] >= end[r]) continue;
+    float* row = scores + r * kTileTokens;
+    // False where a NaN is involved or no score was finite.
+    const bool normal = range[r].least - maximum[r] >= simd::least_normal_exponent &&
+                        range[r].highest - maximum[r] <= 0.0f;
+    sum[r] += normal ? weigh_row<true>(row, begin[r], end[r], maximum[r])
+                     : weigh_row<false>(row, begin[r], end[r], maximum[r]);
+  }
+}
+
+// total = total merged with the state of the next segment, row by row.
+inline void merge_state(const State& total, const State& next, int rows, int head_dim) {
+  for (int r = 0; r < rows; ++r) {
+    if (next.maximum[r] == -__builtin_inff()) continue;
+    float* output = total.output + size_t(r) * head_dim;
+    const float* other = next.output + size_t(r) * head_dim;
+    if (total.maximum[r] == -__builtin_inff()) {
+      memcpy(output, other, sizeof(float) * head_dim);
+      total.maximum[r] = next.maximum[r];
+      total.sum[r] = next.sum[r];
+      continue;
+    }
+    const float maximum =
+        total.maximum[r] > next.maximum[r] ? total.maximum[r] : next.maximum[r];
+    const float left = exp_scalar(total.maximum[r] - maximum);
+    const float right = exp_scalar(next.maximum[r] - maximum);
+    const simd::F16 left_factor = simd::set1(left), right_factor = simd::set1(right);
+    for (int d = 0; d < head_dim; d += 16) {
+      simd::store(output + d, simd::fma(simd::load(output + d), left_factor,
+                                        simd::mul(simd::load(other + d), right_factor)));
+    }
+    total.sum[r] = total.sum[r] * left + next.sum[r] * right;
+    total.maximum[r] = maximum;
+  }
+}
+
+}  // namespace OCTAVO_TIER
+}  // namespace octavo
