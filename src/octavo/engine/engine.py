@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import EngineError
@@ -12,10 +13,12 @@ from octavo.core.output import EngineOutput
 from octavo.core.request import FinishReason, Request
 from octavo.engine.executor import Executor
 from octavo.memory.elastic import ElasticMemory
-from octavo.memory.tiers.swapper import Swapper
 from octavo.observe.metrics import EngineMetrics
 from octavo.schedule.plan import RowResult, StepPlan, StepResult
 from octavo.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from octavo.memory.tiers.swapper import Swapper
 
 _MAX_EMPTY_STEPS = 3
 _LONGEST_SLEEP_SECONDS = 0.002
