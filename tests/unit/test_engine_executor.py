@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fake_model import FakeModel
@@ -15,7 +16,16 @@ from octavo.core.output import TokenLogprob
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
 from octavo.engine.model_executor import ModelExecutor
-from octavo.schedule.plan import Admission, Preemption, RowPlan, StepPlan
+from octavo.schedule.plan import (
+    NO_DECODES,
+    NO_TOKEN,
+    Admission,
+    DecodeRows,
+    Preemption,
+    RowPlan,
+    RowResult,
+    StepPlan,
+)
 
 PAGE_TOKENS = 4
 
@@ -251,6 +261,80 @@ def test_table_wider_than_the_row_is_refused() -> None:
     plan = row_plan(0, owner, 0, owner.prompt, tuple(range(9)))
     with pytest.raises(EngineError, match="needs 9 pages"):
         executor.execute(admitted(1, (plan, owner)))
+
+
+DECODING = (
+    ("greedy", {}),
+    ("penalised", {"repetition_penalty": 1.2}),
+    ("scored", {"logprobs": 2}),
+    ("bad", {}),
+)
+
+
+def decoding_plans(model: FakeModel) -> tuple[ModelExecutor, StepPlan]:
+    """Four requests at the end of their first page, and the plan of their next tokens.
+
+    A fifth one begins its prompt in the same step.
+    """
+    executor = executor_of(model, rows=6)
+    owners = [
+        request(name, (5 + row, 6, 7, 8), **params) for row, (name, params) in enumerate(DECODING)
+    ]
+    prompts = [
+        (row_plan(row, owner, 0, owner.prompt, (row,)), owner) for row, owner in enumerate(owners)
+    ]
+    executor.execute(admitted(1, *prompts))
+    numbers = np.arange(len(owners))
+    decodes = DecodeRows(
+        rows=numbers,
+        request_ids=tuple(owner.id for owner in owners),
+        starts=numbers * 0 + 4,
+        tokens=np.array([20, 21, 22, 42]),
+        table_starts=numbers * 0 + 1,
+        new_pages=tuple((place, 8 + place) for place in range(len(owners))),
+    )
+    newcomer = request("newcomer", (9, 10))
+    return executor, StepPlan(
+        2,
+        (row_plan(5, newcomer, 0, newcomer.prompt, (15,)),),
+        (Admission(5, newcomer, (), 0),),
+        decodes=decodes,
+    )
+
+
+@pytest.mark.parametrize("trouble", [{}, {"nan": [42]}, {"poison": [42]}])
+def test_decoding_columns_give_what_single_rows_give(trouble: dict[str, list[int]]) -> None:
+    executor, plan = decoding_plans(FakeModel(**trouble))
+    found = executor.execute(plan)
+    executor, _ = decoding_plans(FakeModel(**trouble))
+    expected = executor.execute(replace(plan, decodes=NO_DECODES, chunks=plan.rows)).rows
+    by_row = {row.row: row for row in found.rows}
+    for place, token in enumerate(found.decoded):
+        if token != NO_TOKEN:
+            logprobs = found.decoded_logprobs[place] if found.decoded_logprobs else None
+            by_row[place] = RowResult(place, plan.decodes.request_ids[place], (token,), logprobs)
+    assert [by_row[row.row] for row in expected] == list(expected)
+    assert (expected[3].error is None) == (not trouble)
+    assert [len(entry.top) for entry in expected[2].logprobs or ()] == [2]
+    # Poisoned rows run one by one, all others as columns.
+    assert len(found.decoded) == (0 if "poison" in trouble else len(DECODING))
+
+
+def test_decoding_columns_remember_what_penalties_look_at() -> None:
+    model = Recorder()
+    executor, plan = decoding_plans(model)
+    first = executor.execute(plan)
+    again = executor.execute(plan)
+    assert list(again.decoded) == list(first.decoded)
+    model.draws.clear()
+    starts, tokens = plan.decodes.starts + 1, np.array(first.decoded)
+    executor.execute(
+        StepPlan(3, decodes=replace(plan.decodes, starts=starts, tokens=tokens, new_pages=()))
+    )
+    histories = [draw.history_output for draw in model.draws]
+    assert [len(history) for history in histories] == [0, 2, 0, 0]
+    assert histories[1][-1] == first.decoded[1]
+    assert {draw.counter for draw in model.draws} == {2}
 
 
 def test_close_closes_the_model_once() -> None:

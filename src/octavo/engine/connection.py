@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Any, cast
 
 import zmq
-import zmq.asyncio
 
 from octavo.engine.messages import (
     MAX_MESSAGE_BYTES,
@@ -24,37 +22,47 @@ Receiver = Callable[["Connection", FromEngine], None]
 
 QUEUED_MESSAGES = 10_000
 """Messages that ZeroMQ holds for an engine that is in the middle of a step."""
+_MESSAGES_A_TURN = 100
 
 
 class Connection:
     """A DEALER socket that is thrown away when its peer is gone.
 
     What an engine has not read then is lost with the socket, so that a new engine at the same
-    address never sees requests that were meant for the old one.
+    address never sees requests that were meant for the old one. Messages are handed on straight
+    from the event loop's callback: a future for each would cost as much as all else about it.
     """
 
     def __init__(self, address: str):
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 10)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 160)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 20)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
-        self._ended = asyncio.Event()
+        self._receive: Receiver | None = None
+        self._turn: asyncio.Handle | None = None
+        self._over: asyncio.Future[None] | None = None
+        self._ended = False
 
     def send(self, message: ToEngine) -> bool:
         """Send without waiting; False if that is not possible now."""
-        sent = cast("asyncio.Future[Any]", self._socket.send(encode(message), zmq.NOBLOCK))
-        # Without waiting the future is done when it is returned.
-        return sent.exception() is None
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        finally:
+            self._read_soon()
+        return True
 
     def end(self) -> None:
         """Make `serve` return."""
-        self._ended.set()
+        self._ended = True
+        self._finish()
 
     async def serve(self, receive: Receiver, *, ping_seconds: float) -> None:
         """Greet the engine and hand its messages on, until it is gone or `end` is called.
@@ -62,18 +70,29 @@ class Connection:
         Before an engine is there this waits for one. Messages that had come before the peer went
         away are handed on too.
         """
-        self.send(Hello())
-        work = (self._read(receive), self._watch(), self._ping(ping_seconds), self._ended.wait())
-        tasks = [asyncio.ensure_future(each) for each in work]
+        loop = asyncio.get_running_loop()
+        descriptors = (self._socket.fileno(), self._monitor.fileno())
+        self._receive = receive
+        self._over = loop.create_future()
+        if self._ended:
+            self._finish()
+        loop.add_reader(descriptors[0], self._read_now)
+        loop.add_reader(descriptors[1], self._watch)
+        pinging = loop.create_task(self._ping(ping_seconds))
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            self.send(Hello())
+            self._watch()
+            await self._over
+            while not self._ended and self._read_one(receive):
+                pass
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        self._read_rest(receive)
+            self._receive = None
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)
+            if self._turn is not None:
+                self._turn.cancel()
+            pinging.cancel()
+            await asyncio.gather(pinging, return_exceptions=True)
 
     def close(self) -> None:
         """Free the sockets at once."""
@@ -82,20 +101,49 @@ class Connection:
         self._socket.close(0)
         self._context.term()
 
-    async def _read(self, receive: Receiver) -> None:
-        while True:
-            receive(self, decode_from_engine(await self._socket.recv()))
+    def _finish(self, error: Exception | None = None) -> None:
+        if self._over is None or self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
 
-    def _read_rest(self, receive: Receiver) -> None:
-        while not self._ended.is_set():
-            received = cast("asyncio.Future[bytes]", self._socket.recv(zmq.NOBLOCK))
-            if received.exception() is not None:
-                return
-            receive(self, decode_from_engine(received.result()))
+    def _read_soon(self) -> None:
+        """Read in the next turn of the loop.
 
-    async def _watch(self) -> None:
-        """Return when the peer is gone."""
-        await self._monitor.recv_multipart()
+        ZeroMQ's descriptor tells of a change only once, and any call may have used that up.
+        """
+        if self._turn is None and self._receive is not None:
+            self._turn = asyncio.get_running_loop().call_soon(self._read_now)
+
+    def _read_now(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        try:
+            for _ in range(_MESSAGES_A_TURN):
+                receive = self._receive
+                if receive is None or self._ended or not self._read_one(receive):
+                    return
+        except Exception as error:
+            self._finish(error)
+            return
+        self._read_soon()
+
+    def _read_one(self, receive: Receiver) -> bool:
+        """Hand on the next message; False if none has come."""
+        try:
+            data = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        receive(self, decode_from_engine(data))
+        return True
+
+    def _watch(self) -> None:
+        """Finish when the peer is gone."""
+        if self._monitor.poll(0):
+            self._finish()
 
     async def _ping(self, seconds: float) -> None:
         for number in itertools.count():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import EngineError
@@ -12,10 +13,12 @@ from octavo.core.output import EngineOutput
 from octavo.core.request import FinishReason, Request
 from octavo.engine.executor import Executor
 from octavo.memory.elastic import ElasticMemory
-from octavo.memory.tiers.swapper import Swapper, Wanted
 from octavo.observe.metrics import EngineMetrics
 from octavo.schedule.plan import RowResult, StepPlan, StepResult
 from octavo.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from octavo.memory.tiers.swapper import Swapper
 
 _MAX_EMPTY_STEPS = 3
 _LONGEST_SLEEP_SECONDS = 0.002
@@ -165,18 +168,12 @@ class Engine:
         swapper = self.swapper
         if swapper is None:
             return False
-        fetches = swapper.want(request_id, self._wanted(swapper, request_id))
+        fetches = swapper.want(
+            request_id, self.scheduler.reusable_keys(request_id), self.scheduler.layout
+        )
         if fetches:
             self.scheduler.hold_back(request_id)
         return fetches
-
-    def _wanted(self, swapper: Swapper, request_id: RequestId) -> Wanted:
-        """The pages of the longest beginning that a request could go on from."""
-        keys, layout = self.scheduler.reusable_keys(request_id), self.scheduler.layout
-        if not layout.windowed:
-            return Wanted(keys, len(keys))
-        blocks = len(layout.look_up(swapper, keys)) // layout.groups
-        return Wanted([*keys[:blocks], *layout.window_keys(keys, blocks)], blocks)
 
     def _forget(self, request_id: RequestId) -> None:
         if self.swapper is not None:

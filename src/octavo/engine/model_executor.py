@@ -10,32 +10,61 @@ import numpy as np
 from octavo.compute.batch import Batch, Draw, Score, StepModel, StepOutput
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import EngineError
+from octavo.core.ids import RequestId
 from octavo.core.output import TokenLogprob
 from octavo.core.request import Request
-from octavo.schedule.plan import Admission, RowPlan, RowResult, StepPlan, StepResult
+from octavo.schedule.plan import (
+    NO_DECODES,
+    NO_TOKEN,
+    DecodeRows,
+    RowPlan,
+    RowResult,
+    StepPlan,
+    StepResult,
+)
 
 _BAD_LOGITS = "the model's logits for this request are not finite numbers"
 
 
 class _Row:
-    """A running request: its draw settings, filled in once, and the tokens it has generated."""
+    """A running request: its draw settings, filled in once.
 
-    __slots__ = ("draw", "generated", "request", "stop_ids")
+    `generated` are the tokens it has drawn, kept only if penalties look at them.
+    """
+
+    __slots__ = ("draw", "generated", "min_tokens", "prompt_tokens", "request", "stop_ids")
 
     def __init__(self, request: Request, generated: Sequence[int]):
         self.request = request
-        self.generated = list(generated)
+        self.prompt_tokens = len(request.prompt)
+        self.min_tokens = request.params.min_tokens
+        self.generated = list(generated) if _is_penalised(request) else None
         self.stop_ids = tuple(sorted(request.stop_ids))
         self.draw = _draw_settings(request, self.generated)
 
+    def draw_after(self, end: int, token: int) -> Draw:
+        """The draw of the token at position `end`, from the logits of batch token `token`."""
+        draw = self.draw
+        draw.token = token
+        draw.counter = counter = end - self.prompt_tokens
+        if self.generated is not None:
+            # A plan that was interrupted is run again and must not see its own first draw.
+            del self.generated[counter:]
+        draw.banned = self.stop_ids if counter < self.min_tokens else ()
+        return draw
 
-def _draw_settings(request: Request, generated: list[int]) -> Draw:
+
+def _is_penalised(request: Request) -> bool:
     params = request.params
-    penalised = (
+    return (
         params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0
         or params.frequency_penalty != 0.0
     )
+
+
+def _draw_settings(request: Request, generated: list[int] | None) -> Draw:
+    params = request.params
     return Draw(
         token=0,
         seed=request.seed,
@@ -50,8 +79,8 @@ def _draw_settings(request: Request, generated: list[int]) -> Draw:
         bias_ids=tuple(params.logit_bias),
         bias_values=tuple(params.logit_bias.values()),
         # `generated` is shared on purpose: the draw always sees the tokens so far.
-        history_prompt=request.prompt if penalised else (),
-        history_output=generated if penalised else (),
+        history_prompt=() if generated is None else request.prompt,
+        history_output=() if generated is None else generated,
         top=params.logprobs,
     )
 
@@ -60,9 +89,10 @@ class ModelExecutor:
     """Copies the pages of a plan and turns its rows into one `StepModel.step` call.
 
     A row's page table and request stay in place from admission until its row is closed, preempted
-    or reused; nothing per request is allocated in a step but its result. When a step raises, its
-    rows are run again one at a time, so that only those at fault fail: a step writes only pages
-    its own rows hold, so running it twice leaves the same bytes. The cache has `groups` groups.
+    or reused; nothing per request is allocated in a step but its result. Rows that decode are taken
+    and answered as columns. When a step raises, its rows are run again one at a time, so that only
+    those at fault fail: a step writes only pages its own rows hold, so running it twice leaves the
+    same bytes. The cache has `groups` groups.
     """
 
     def __init__(
@@ -81,6 +111,7 @@ class ModelExecutor:
         self._groups = groups
         self._tables = np.zeros((max_rows, max_pages_per_row), dtype=np.int32)
         self._tokens = np.zeros(max_batch_tokens, dtype=np.int32)
+        self._lone_starts = np.arange(max_rows + 1, dtype=np.int32)
         self._row_starts = np.zeros(max_rows + 1, dtype=np.int32)
         self._past = np.zeros(max_rows, dtype=np.int32)
         self._gathered = np.zeros_like(self._tables)
@@ -98,19 +129,33 @@ class ModelExecutor:
         for preemption in plan.preemptions:
             self._rows[preemption.row] = None
         for admission in plan.admissions:
-            self._admit(admission)
+            self._rows[admission.row] = _Row(admission.request, admission.generated)
         if plan.copies:
             pages = self._model.kv_pages()
             for source, target in plan.copies:
                 pages[target] = pages[source]
-        rows = plan.rows
-        self._append_pages(rows)
-        results, native_seconds = self._run(rows) if rows else ([], 0.0)
+        self._append_pages(plan)
+        decodes, chunks = plan.decodes, plan.chunks
+        tokens: Sequence[int] = ()
+        logprobs: Sequence[tuple[TokenLogprob, ...] | None] = ()
+        results: list[RowResult] = []
+        native_seconds = 0.0
+        if len(decodes) or chunks:
+            try:
+                output = self._run(decodes, chunks)
+            except Exception as error:
+                results, native_seconds = self._run_apart(plan.rows, error)
+            else:
+                native_seconds = output.native_seconds
+                tokens, logprobs = self._decoded(decodes, output, results)
+                self._add_chunks(chunks, len(decodes), output, results)
         return StepResult(
             number=plan.number,
             rows=tuple(results),
             elapsed_seconds=self._clock() - started,
             native_seconds=native_seconds,
+            decoded=tokens,
+            decoded_logprobs=logprobs,
         )
 
     def close(self) -> None:
@@ -118,99 +163,135 @@ class ModelExecutor:
             self._closed = True
             self._model.close()
 
-    def _admit(self, admission: Admission) -> None:
-        self._rows[admission.row] = _Row(admission.request, admission.generated)
-
-    def _append_pages(self, rows: Sequence[RowPlan]) -> None:
-        width = self._tables.shape[1]
-        for row in rows:
+    def _append_pages(self, plan: StepPlan) -> None:
+        decodes = plan.decodes
+        for place, pages in decodes.new_pages:
+            start = decodes.table_starts.item(place)
+            self._append(decodes.rows.item(place), decodes.request_ids[place], start, pages)
+        for row in plan.chunks:
             if row.new_pages:
-                start = row.table_start * self._groups
-                end = start + len(row.new_pages)
-                if end > width:
-                    raise EngineError(
-                        f"request {row.request_id} needs {end} pages, its row holds {width}"
-                    )
-                self._tables[row.row, start:end] = row.new_pages
+                self._append(row.row, row.request_id, row.table_start, row.new_pages)
 
-    def _run(self, rows: Sequence[RowPlan]) -> tuple[list[RowResult], float]:
-        try:
-            return self._run_together(rows)
-        except Exception as error:
-            if len(rows) == 1:
-                message = f"{type(error).__name__}: {error}"
-                return [RowResult(rows[0].row, rows[0].request_id, error=message)], 0.0
+    def _append(self, row: int, request_id: str, start: int, pages: Sequence[int]) -> None:
+        start *= self._groups
+        width, end = self._tables.shape[1], start + len(pages)
+        if end > width:
+            raise EngineError(f"request {request_id} needs {end} pages, its row holds {width}")
+        self._tables[row, start:end] = pages
+
+    def _run_apart(
+        self, rows: Sequence[RowPlan], error: Exception
+    ) -> tuple[list[RowResult], float]:
+        """One row at a time, after all together have raised `error`."""
+        if len(rows) == 1:
+            message = f"{type(error).__name__}: {error}"
+            return [RowResult(rows[0].row, rows[0].request_id, error=message)], 0.0
         results: list[RowResult] = []
         native_seconds = 0.0
         for row in rows:
-            alone, seconds = self._run([row])
-            results += alone
-            native_seconds += seconds
+            try:
+                output = self._run(NO_DECODES, (row,))
+            except Exception as own_error:
+                results += self._run_apart((row,), own_error)[0]
+            else:
+                self._add_chunks((row,), 0, output, results)
+                native_seconds += output.native_seconds
         return results, native_seconds
 
-    def _run_together(self, rows: Sequence[RowPlan]) -> tuple[list[RowResult], float]:
-        draws: list[Draw] = []
+    def _run(self, decodes: DecodeRows, chunks: Sequence[RowPlan]) -> StepOutput:
+        """One call of the model for rows that decode and then all others."""
+        starts = decodes.starts.tolist()
+        draws = [
+            self._row(row, request_id).draw_after(start + 1, place)
+            for place, (row, request_id, start) in enumerate(
+                zip(decodes.rows.tolist(), decodes.request_ids, starts, strict=True)
+            )
+        ]
         scores: list[Score] = []
-        batch = self._batch(rows, draws, scores)
-        output = self._model.step(batch, draws, scores)
-        return self._results(rows, output), output.native_seconds
+        batch = self._batch(decodes, chunks, draws, scores)
+        return self._model.step(batch, draws, scores)
 
-    def _batch(self, rows: Sequence[RowPlan], draws: list[Draw], scores: list[Score]) -> Batch:
-        """The input arrays of `rows`; what is to be drawn and scored goes to the lists."""
-        # One conversion of a list costs less than a numpy assignment a row.
-        tokens: list[int] = []
-        row_starts = [0]
-        for plan in rows:
-            if plan.score_prompt:
-                scores += self._scores(plan, len(tokens))
-            tokens += plan.tokens
-            row_starts.append(len(tokens))
-            if plan.wants_token:
-                draws.append(self._draw(plan, len(tokens) - 1))
-        at, count = len(tokens), len(rows)
-        self._tokens[:at] = tokens
-        self._row_starts[: count + 1] = row_starts
-        self._past[:count] = [plan.start for plan in rows]
-        gathered = self._gathered[:count]
-        np.take(self._tables, [plan.row for plan in rows], axis=0, out=gathered)
+    def _batch(
+        self,
+        decodes: DecodeRows,
+        chunks: Sequence[RowPlan],
+        draws: list[Draw],
+        scores: list[Score],
+    ) -> Batch:
+        """The input arrays; what of `chunks` is to be drawn and scored goes to the lists."""
+        at = count = len(decodes)
+        rows = decodes.rows
+        row_starts = self._lone_starts
+        self._tokens[:at] = decodes.tokens
+        self._past[:at] = decodes.starts
+        if chunks:
+            # One conversion of a list costs less than a numpy assignment a row.
+            tokens: list[int] = []
+            ends: list[int] = []
+            for plan in chunks:
+                row = self._row(plan.row, plan.request_id)
+                if plan.score_prompt:
+                    scores += _scores(row.request, plan, at + len(tokens))
+                tokens += plan.tokens
+                ends.append(at + len(tokens))
+                if plan.wants_token:
+                    draws.append(row.draw_after(plan.start + len(plan.tokens), ends[-1] - 1))
+            count += len(chunks)
+            row_starts = self._row_starts
+            row_starts[: at + 1] = self._lone_starts[: at + 1]
+            row_starts[at + 1 : count + 1] = ends
+            self._past[at:count] = [plan.start for plan in chunks]
+            rows = np.concatenate((rows, [plan.row for plan in chunks]))
+            self._tokens[at : ends[-1]] = tokens
+            at = ends[-1]
         return Batch(
             tokens=self._tokens[:at],
-            row_starts=self._row_starts[: count + 1],
+            row_starts=row_starts[: count + 1],
             past=self._past[:count],
-            tables=gathered,
+            tables=self._tables.take(rows, axis=0, out=self._gathered[:count]),
         )
 
-    def _row(self, plan: RowPlan) -> _Row:
-        row = self._rows[plan.row]
-        if row is None or row.request.id != plan.request_id:
-            raise EngineError(f"row {plan.row} does not hold request {plan.request_id}")
+    def _row(self, number: int, request_id: RequestId) -> _Row:
+        row = self._rows[number]
+        if row is None or row.request.id != request_id:
+            raise EngineError(f"row {number} does not hold request {request_id}")
         return row
 
-    def _draw(self, plan: RowPlan, token: int) -> Draw:
-        row = self._row(plan)
-        draw = row.draw
-        draw.token = token
-        draw.counter = plan.start + len(plan.tokens) - len(row.request.prompt)
-        # A plan that was interrupted is run again and must not see its own first draw.
-        del row.generated[draw.counter :]
-        draw.banned = row.stop_ids if draw.counter < row.request.params.min_tokens else ()
-        return draw
+    def _decoded(
+        self, decodes: DecodeRows, output: StepOutput, results: list[RowResult]
+    ) -> tuple[list[int], Sequence[tuple[TokenLogprob, ...] | None]]:
+        """Tokens and log-probabilities of the rows that decode; those that failed to `results`."""
+        count = len(decodes)
+        tokens = output.drawn[:count]
+        for place, token in enumerate(tokens):
+            number = decodes.rows.item(place)
+            row = self._rows[number]
+            if token < 0:
+                error = output.draw_errors.get(place, _BAD_LOGITS)
+                results.append(RowResult(number, decodes.request_ids[place], error=error))
+                tokens[place] = NO_TOKEN
+            elif row is not None and row.generated is not None:
+                row.generated.append(token)
+        logprobs = output.drawn_logprobs[:count]
+        if not any(logprobs):
+            return tokens, ()
+        return tokens, [None if each is None else (each,) for each in logprobs]
 
-    def _scores(self, plan: RowPlan, first: int) -> list[Score]:
-        request = self._row(plan).request
-        top = request.params.prompt_logprobs or 0
-        targets = request.prompt[plan.start + 1 : plan.start + 1 + len(plan.tokens)]
-        return [Score(first + offset, target, top) for offset, target in enumerate(targets)]
-
-    def _results(self, rows: Sequence[RowPlan], output: StepOutput) -> list[RowResult]:
-        results = []
-        draw_number = score_number = 0
-        for plan in rows:
-            row = self._row(plan)
+    def _add_chunks(
+        self,
+        chunks: Sequence[RowPlan],
+        draw_number: int,
+        output: StepOutput,
+        results: list[RowResult],
+    ) -> None:
+        """Add the results of `chunks`, whose first draw is number `draw_number`."""
+        score_number = 0
+        for plan in chunks:
+            row = self._row(plan.row, plan.request_id)
             error: str | None = None
             prompt_logprobs: tuple[TokenLogprob, ...] = ()
             if plan.score_prompt:
-                targets = max(min(len(plan.tokens), len(row.request.prompt) - plan.start - 1), 0)
+                targets = max(min(len(plan.tokens), row.prompt_tokens - plan.start - 1), 0)
                 prompt_logprobs = tuple(output.scored[score_number : score_number + targets])
                 score_number += targets
                 if any(math.isnan(entry.logprob) for entry in prompt_logprobs):
@@ -224,7 +305,8 @@ class ModelExecutor:
                     error = output.draw_errors.get(draw_number, _BAD_LOGITS)
                 draw_number += 1
                 if error is None:
-                    row.generated.append(token)
+                    if row.generated is not None:
+                        row.generated.append(token)
                     tokens = (token,)
                     logprobs = None if logprob is None else (logprob,)
             if error is not None:
@@ -233,4 +315,10 @@ class ModelExecutor:
                 results.append(
                     RowResult(plan.row, plan.request_id, tokens, logprobs, prompt_logprobs)
                 )
-        return results
+
+
+def _scores(request: Request, plan: RowPlan, first: int) -> list[Score]:
+    """The prompt tokens that a row scores; its own first one is batch token `first`."""
+    top = request.params.prompt_logprobs or 0
+    targets = request.prompt[plan.start + 1 : plan.start + 1 + len(plan.tokens)]
+    return [Score(first + offset, target, top) for offset, target in enumerate(targets)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from octavo.core.clock import Clock
 from octavo.engine.engine import Engine
-from octavo.memory.tiers.swapper import Swapper
 from octavo.observe.process_memory import proportional_bytes, resident_bytes
 from octavo.observe.stats import Buckets, ClassStats, EngineStats, SwapStats
+
+if TYPE_CHECKING:
+    from octavo.memory.tiers.swapper import Swapper
 
 PROPORTIONAL_SECONDS = 5.0
 

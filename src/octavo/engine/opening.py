@@ -31,7 +31,6 @@ from octavo.engine.swapping import OpenSwapper, open_swapper, staged_bytes
 from octavo.memory.cache import PageCache
 from octavo.memory.elastic import ElasticMemory, slab_pages_for
 from octavo.memory.layout import TableLayout
-from octavo.memory.tiers.swapper import Swapper
 from octavo.observe.metrics import EngineMetrics
 from octavo.observe.process_memory import proportional_bytes
 from octavo.schedule.cost import CostProfile, read_profile
@@ -40,6 +39,7 @@ from octavo.schedule.scheduler import Scheduler
 if TYPE_CHECKING:
     from octavo.compute.batch import StepModel
     from octavo.compute.program import Program
+    from octavo.memory.tiers.swapper import Swapper
 
 logger = logging.getLogger("octavo")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -44,6 +43,7 @@ from octavo.observe.stats import EngineStats
 STATS_SECONDS = 0.25
 PROBE_SECONDS = 2.0
 MAIL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 _MAX_MESSAGES_A_STEP = 4096
 _QUEUED_MESSAGES = 1000
 
@@ -111,11 +111,13 @@ class EngineServer:
         self._first_rows = first_rows
         self._clock = clock
         self._frontends = Frontends(socket, outbox_limits or OutboxLimits(), self._cancel)
-        self._owners: dict[RequestId, tuple[Frontend, float]] = {}
+        self._owners: dict[RequestId, tuple[Frontend, RequestId, float]] = {}
+        """By the engine's id: the frontend, its own id, and when the request arrived."""
         self._stats = StatsSource(engine, clock, max_rows=facts.max_rows)
         self._stats_due = False
         self._tends = False
         self._stats_seconds = clock()
+        self._polled_seconds = -math.inf
         self._draining = False
         self._bad_messages = 0
 
@@ -139,12 +141,13 @@ class EngineServer:
         reason = "the engine failed"
         try:
             while True:
-                ready = dict(poller.poll(self._patience_milliseconds()))
-                if parent_fd in ready:
-                    reason = "the server is gone"
-                    return reason
-                if wake_fd is not None and wake_fd in ready:
-                    os.read(wake_fd, 4096)
+                if self._polls_now():
+                    ready = dict(poller.poll(self._patience_milliseconds()))
+                    if parent_fd in ready:
+                        reason = "the server is gone"
+                        return reason
+                    if wake_fd is not None and wake_fd in ready:
+                        os.read(wake_fd, 4096)
                 self._receive()
                 if self._engine.has_work:
                     self._step()
@@ -164,6 +167,19 @@ class EngineServer:
         finally:
             for frontend in self._frontends.all:
                 self._frontends.send(frontend, Closing(reason))
+
+    def _polls_now(self) -> bool:
+        """Whether to look at the descriptors: to sleep, or now and then while there is work.
+
+        Messages are taken before each step without that.
+        """
+        if not self._engine.has_work:
+            return True
+        now = self._clock()
+        if now - self._polled_seconds < POLL_SECONDS:
+            return False
+        self._polled_seconds = now
+        return True
 
     def _patience_milliseconds(self) -> int | None:
         if self._engine.has_work or self._draining:
@@ -238,7 +254,7 @@ class EngineServer:
                 renamed = replace(request, id=RequestId(frontend.prefix + request.id))
                 self._engine.add(renamed)
                 taken.append(renamed.id)
-                self._owners[renamed.id] = (frontend, request.arrival_seconds)
+                self._owners[renamed.id] = (frontend, request.id, request.arrival_seconds)
                 frontend.requests.add(renamed.id)
         except OctavoError as error:
             for request_id in taken:
@@ -267,7 +283,7 @@ class EngineServer:
         return owned
 
     def _release(self, request_id: RequestId) -> None:
-        frontend, _ = self._owners.pop(request_id)
+        frontend = self._owners.pop(request_id)[0]
         frontend.requests.discard(request_id)
 
     def _cancel(self, request_ids: set[RequestId]) -> None:
@@ -277,25 +293,24 @@ class EngineServer:
         self._stats_due = True
 
     def _step(self) -> None:
-        outputs: defaultdict[Frontend, list[EngineOutput]] = defaultdict(list)
-        started: defaultdict[Frontend, list[Started]] = defaultdict(list)
+        outputs: dict[Frontend, list[EngineOutput]] = {}
+        started: dict[Frontend, list[Started]] = {}
+        owners = self._owners
         news = self._engine.step()
         for request_id, at_seconds in self._first_rows.take():
-            owner = self._owners.get(request_id)
-            if owner is not None:
-                frontend, arrival_seconds = owner
-                own_id = RequestId(request_id.removeprefix(frontend.prefix))
-                started[frontend].append(Started(own_id, max(at_seconds - arrival_seconds, 0.0)))
+            if request_id in owners:
+                frontend, own_id, arrival_seconds = owners[request_id]
+                seconds = max(at_seconds - arrival_seconds, 0.0)
+                started.setdefault(frontend, []).append(Started(own_id, seconds))
         for output in news:
-            owner = self._owners.get(output.request_id)
-            if owner is not None:
-                frontend, _ = owner
-                own_id = RequestId(output.request_id.removeprefix(frontend.prefix))
-                outputs[frontend].append(structs.replace(output, request_id=own_id))
+            if output.request_id in owners:
+                frontend, own_id, _ = owners[output.request_id]
+                renamed = structs.replace(output, request_id=own_id)
+                outputs.setdefault(frontend, []).append(renamed)
                 if output.finish_reason is not None:
                     self._release(output.request_id)
         for frontend in outputs.keys() | started.keys():
-            message = Outputs(tuple(outputs[frontend]), tuple(started[frontend]))
+            message = Outputs(tuple(outputs.get(frontend, ())), tuple(started.get(frontend, ())))
             self._frontends.send(frontend, message)
         self._stats.stepped()
         self._stats_due = self._tends = True

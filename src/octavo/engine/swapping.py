@@ -13,12 +13,10 @@ from octavo.core.errors import SettingsError
 from octavo.core.settings import MemorySettings
 from octavo.core.units import format_bytes
 from octavo.engine.kv_pages import KvPages
-from octavo.memory.tiers.disk import DiskTier, FolderInUse
-from octavo.memory.tiers.mover import PageMover
-from octavo.memory.tiers.swapper import Swapper
 
 if TYPE_CHECKING:
     from octavo.compute.batch import StepModel
+    from octavo.memory.tiers.swapper import Swapper
     from octavo.schedule.scheduler import Scheduler
 
 _STEP_BYTES = 16 << 20
@@ -75,6 +73,11 @@ def open_swapper(
         return OpenSwapper()
     if not settings.reuses_pages:
         return OpenSwapper(about="none: no request finds pages of others with these settings")
+    # Late, as most engines have no disk tier and all of them should start fast.
+    from octavo.memory.tiers.disk import DiskTier, FolderInUse
+    from octavo.memory.tiers.mover import PageMover
+    from octavo.memory.tiers.swapper import Swapper
+
     pages = KvPages(model.kv_pages())
     root = swap_folder(settings)
     try:

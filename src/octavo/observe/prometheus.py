@@ -86,6 +86,7 @@ class ServingMetrics(CallObserver):
         self._gap_seconds = self._histogram(
             "octavo_inter_token_seconds", "Between tokens of one answer", _GAP_BOUNDS
         )
+        self._token_children: dict[str, tuple[Counter, Histogram]] = {}
         self._whole_seconds = self._histogram(
             "octavo_request_seconds", "From arrival to the end of a call", _WHOLE_BOUNDS
         )
@@ -138,9 +139,16 @@ class ServingMetrics(CallObserver):
         self._first_token_seconds.labels(self._model, service_class).observe(seconds)
 
     def tokens(self, service_class: str, count: int, gap_seconds: float | None) -> None:
-        self._generated_tokens.labels(self._model, service_class).inc(count)
+        # Called for every token: looking a child up by its labels costs more than counting.
+        children = self._token_children.get(service_class)
+        if children is None:
+            children = self._token_children[service_class] = (
+                self._generated_tokens.labels(self._model, service_class),
+                self._gap_seconds.labels(self._model, service_class),
+            )
+        generated, gaps = children
+        generated.inc(count)
         if gap_seconds is not None:
-            gaps = self._gap_seconds.labels(self._model, service_class)
             for _ in range(count):
                 gaps.observe(gap_seconds / count)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.compute.batch import Draw, Float32Array, Int32Array, Score, StepOutput
 from octavo.core.output import TokenLogprob
+
+ByteArray = NDArray[np.uint8]
 
 JOB = np.dtype(
     [
@@ -58,19 +60,24 @@ STATUS_MESSAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PackedJobs:
+_NO_IDS = np.zeros(0, dtype=np.int32)
+_NO_BIASES = np.zeros(0, dtype=np.float32)
+_NO_LOGPROBS = np.zeros(0, dtype=np.float64)
+# They are never written to, being empty, so that all steps can share them.
+
+
+class PackedJobs(msgspec.Struct, frozen=True, gc=False):
     """The draws and scores of a step, sorted by the batch token they look at.
 
     `wanted` [W] int32: the distinct batch tokens whose logits are needed, rising; a job's `row`
-    is an index into it. Native code fills `results`, `top_ids` and `top_logprobs`.
+    is an index into it. Native code fills results, `top_ids` and `top_logprobs`.
     """
 
     wanted: Int32Array
-    jobs: NDArray[Any]
+    job_bytes: ByteArray
     ids: Int32Array
     bias_values: Float32Array
-    results: NDArray[Any]
+    result_bytes: ByteArray
     top_ids: Int32Array
     top_logprobs: NDArray[np.float64]
     tops: list[tuple[int, int]]
@@ -79,20 +86,30 @@ class PackedJobs:
     """Job j answers item order[j] of the draws followed by the scores."""
     draw_count: int
 
+    @property
+    def jobs(self) -> NDArray[Any]:
+        """The jobs as an array of `JOB`."""
+        return self.job_bytes.view(JOB)
+
+    @property
+    def results(self) -> NDArray[Any]:
+        """What native code found, as an array of `RESULT`."""
+        return self.result_bytes.view(RESULT)
+
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """What native code takes, in the order of `jobs_from_arrays` in bindings/sampling.h."""
         return (
-            self.jobs.view(np.uint8),
+            self.job_bytes,
             self.ids,
             self.bias_values,
-            self.results.view(np.uint8),
+            self.result_bytes,
             self.top_ids,
             self.top_logprobs,
         )
 
     def output(self) -> StepOutput:
         """The answers, in the order of the draws and scores that were packed."""
-        count = len(self.jobs)
+        count = len(self.order)
         tokens: list[int] = [0] * count
         logprobs: list[TokenLogprob | None] = [None] * count
         errors: dict[int, str] = {}
@@ -133,7 +150,7 @@ class _Ids:
         return begin, len(part)
 
     def array(self) -> Int32Array:
-        return np.concatenate(self._parts) if self._parts else np.zeros(0, dtype=np.int32)
+        return np.concatenate(self._parts) if self._parts else _NO_IDS
 
 
 def pack_jobs(draws: Sequence[Draw], scores: Sequence[Score], vocabulary_size: int) -> PackedJobs:
@@ -170,20 +187,17 @@ def pack_jobs(draws: Sequence[Draw], scores: Sequence[Score], vocabulary_size: i
             top = min(score.top, vocabulary_size)
             records.append(_score_record(score, row_of[score.token], top, top_begin))
             top_begin += max(top, 0)
-        jobs = np.zeros(len(order), dtype=JOB)
-        place = jobs.view(np.uint8).data
-        for number, item in enumerate(order):
-            _RECORD.pack_into(place, number * _RECORD.size, *records[item])
+        packed = bytearray().join([_RECORD.pack(*records[item]) for item in order])
     except (OverflowError, struct.error) as error:
         raise ValueError(f"a number of a draw or score is too large: {error}") from None
     return PackedJobs(
         wanted=np.array(wanted, dtype=np.int32),
-        jobs=jobs,
+        job_bytes=np.frombuffer(packed, dtype=np.uint8),
         ids=ids.array(),
-        bias_values=np.array(bias_values, dtype=np.float32),
-        results=np.zeros(len(jobs), dtype=RESULT),
-        top_ids=np.zeros(top_begin, dtype=np.int32),
-        top_logprobs=np.zeros(top_begin, dtype=np.float64),
+        bias_values=np.array(bias_values, dtype=np.float32) if bias_values else _NO_BIASES,
+        result_bytes=np.zeros(len(order) * RESULT.itemsize, dtype=np.uint8),
+        top_ids=np.zeros(top_begin, dtype=np.int32) if top_begin else _NO_IDS,
+        top_logprobs=np.zeros(top_begin, dtype=np.float64) if top_begin else _NO_LOGPROBS,
         tops=[(records[item][_TOP], records[item][_TOP_BEGIN]) for item in order],
         order=order,
         draw_count=len(draws),

@@ -10,6 +10,7 @@ from octavo.core.clock import Clock, monotonic
 from octavo.core.ids import RequestId
 from octavo.memory import _pages
 from octavo.memory.cache import PageCache
+from octavo.memory.layout import TableLayout
 from octavo.memory.tiers.mover import PageMover
 from octavo.memory.tiers.tier import look_up
 
@@ -125,10 +126,17 @@ class Swapper:
             pages.append(len(pages))
         return pages
 
-    def want(self, name: RequestId, wanted: Wanted) -> bool:
-        """A request could use these pages; True if it should wait until `poll` names it."""
+    def want(self, name: RequestId, keys: Sequence[bytes], layout: TableLayout) -> bool:
+        """A request could use the pages of `keys`, which continue each other, and their windows.
+
+        True if it should wait until `poll` names it.
+        """
         self._idle_pages = None
-        return self._want(name, wanted)
+        if not layout.windowed:
+            return self._want(name, Wanted(keys, len(keys)))
+        blocks = len(layout.look_up(self, keys)) // layout.groups
+        windows = layout.window_keys(keys, blocks)
+        return self._want(name, Wanted([*keys[:blocks], *windows], blocks))
 
     def awaits(self, name: RequestId) -> bool:
         """Whether a request waits for pages that come in."""
