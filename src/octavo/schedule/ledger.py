@@ -112,7 +112,7 @@ class Ledger:
         """Book the time of a step to its classes; `scale` is measured ÷ predicted time."""
         for lane, quantum, spent in planner.charges:
             lane.deficit_seconds += quantum - spent * scale
-        for lane in planner.served:
+        for lane in planner.spent:
             lane.served_seconds = now
         for lane in self.lanes:
             if not lane.has_work:
@@ -251,6 +251,7 @@ class Ledger:
         """End a request in any state."""
         del self.sequences[sequence.id]
         if sequence.row >= 0:
+            sequence.home.note_answer(sequence.generated_tokens)
             stays = self._keeps_rows and state is RequestState.FINISHED and sequence.pending > 0
             if stays and self._others_run(sequence):
                 sequence.lane.make_ghost(sequence)

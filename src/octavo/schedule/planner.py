@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from octavo.memory.cache import PageCache
 from octavo.schedule.admission import Admissions
 from octavo.schedule.cost import CostModel, StepShape
+from octavo.schedule.forecast import StepTime, step_time
 from octavo.schedule.lane import Lane
 from octavo.schedule.plan import PrefixWait, RowPlan, StepPlan
 from octavo.schedule.producers import Producers
@@ -19,10 +19,8 @@ from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
 from octavo.schedule.step_draft import Chunk, StepDraft
 
-EARLY_SHARE = 0.25
+EARLY_SHARE = 0.5
 """Part of a first-token target by which prefills are to be early: others may come meanwhile."""
-LEAST_ERROR = 0.04
-"""Steps that fill the time from token to token together are allowed to take so much longer."""
 MINIMUM_SHARE = 0.1
 """Part of a step's time that a starved class gets before anything but due tokens."""
 _INFINITE = float("inf")
@@ -127,17 +125,21 @@ class Planner:
             for lane in view.lanes
             if lane.has_work
         ]
-        self.has_tight_target = False
-        """A class decodes that needs a token in every step."""
-        self._limit = self._step_seconds()
+        decoding = (turn.lane.service for turn in self._turns if len(turn.decodes))
+        most = limits.max_step_seconds
+        time = StepTime(_INFINITE, False)
+        if most is not None:
+            time = step_time(decoding, view.cost, most, view.between_seconds)
+        self.is_tight = time.is_tight
+        self._limit = time.seconds
         self._used = self._cost.constant
         self.starved: list[Lane] = []
         self.charges: list[tuple[Lane, float, float]] = []
 
     @property
-    def served(self) -> list[Lane]:
-        """Classes that got time."""
-        return [turn.lane for turn in self._turns if turn.seconds > 0]
+    def spent(self) -> dict[Lane, float]:
+        """What classes that got time got of it, in predicted seconds."""
+        return {turn.lane: turn.seconds for turn in self._turns if turn.seconds > 0}
 
     @property
     def now_seconds(self) -> float:
@@ -202,27 +204,6 @@ class Planner:
     @property
     def _left(self) -> float:
         return self._limit - self._used
-
-    def _step_seconds(self) -> float:
-        """What a step is predicted to take at most.
-
-        Where a class has time for several steps from token to token, its rows sit out all but one
-        of them, and what one takes longer another may make up for. Where it has not, only 1 step in
-        100 may take longer than its target.
-        """
-        limit = self._limits.max_step_seconds
-        if limit is None:
-            return _INFINITE
-        cost, bounds = self._cost, [limit]
-        for turn in self._turns:
-            target = turn.lane.service.inter_token_seconds
-            if len(turn.decodes) and target:
-                steps = math.ceil(target / limit - 1e-9)
-                self.has_tight_target |= steps == 1
-                late = cost.overrun if steps == 1 else max(cost.error / 2, LEAST_ERROR)
-                each = target / steps
-                bounds.append(max(each / (1.0 + late) - self._view.between_seconds, each / 2))
-        return min(bounds)
 
     # Decodes
 
