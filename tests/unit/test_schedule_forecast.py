@@ -84,6 +84,23 @@ def test_rows_with_time_to_spare_sit_out_for_prompts_that_are_late() -> None:
     assert late.gaps_missed < 0.1 * late.gaps
 
 
+def test_readers_of_the_strictest_class_are_not_served_in_parts() -> None:
+    """Each step has a constant cost, so that two with half of them would take longer than one."""
+    driven = driver()
+    shape = StepShape()
+    shape.add_decodes(16, 160)
+    slow_seconds = 2 * CostModel(COST).predict(shape)
+    for number in range(16):
+        driven.add(request(f"{number}", [number], max_new_tokens=600, service_class="realtime"))
+    driven.add(request("work", range(2000), max_new_tokens=1, service_class="batch"))
+    for _ in range(10):
+        driven.step()
+    driven.step_seconds = lambda plan: slow_seconds
+    plans = [driven.step() for _ in range(60)]
+    assert plans[-1].predicted_seconds > FAST.inter_token_seconds
+    assert all(len(plan.decodes) == 16 for plan in plans)
+
+
 def test_who_is_refused_later_is_told_to_come_later() -> None:
     driven = driver()
     told = []

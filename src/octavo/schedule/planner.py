@@ -132,6 +132,8 @@ class Planner:
             time = step_time(decoding, view.cost, most, view.between_seconds)
         self.is_tight = time.is_tight
         self._limit = time.seconds
+        if time.is_tight and most is not None:
+            self._limit = max(time.seconds, min(self._strictest_seconds(), most))
         self._used = self._cost.constant
         self.starved: list[Lane] = []
         self.charges: list[tuple[Lane, float, float]] = []
@@ -205,6 +207,15 @@ class Planner:
     def _left(self) -> float:
         return self._limit - self._used
 
+    def _strictest_seconds(self) -> float:
+        """What a step takes in which everybody of the strictest class that decodes gets a token.
+
+        Where that is more than its target allows, in parts it would take longer still.
+        """
+        rows = next(turn.decodes for turn in self._turns if len(turn.decodes))
+        past = int(self._rows.computed[rows].sum())
+        return self._cost.constant + self._cost.decodes(len(rows), past)
+
     # Decodes
 
     def _fits_everybody(self) -> bool:
@@ -232,7 +243,8 @@ class Planner:
         # The marginal time of the first, of the first two and so on.
         times = self._cost.decodes(1, 0) * np.arange(1, len(wanted) + 1)
         times += self._cost.past_token * pasts
-        count = int(np.searchsorted(times, seconds, side="right"))
+        # A time that was computed from these rows has room for them, whatever was rounded.
+        count = int(np.searchsorted(times, seconds * (1 + 1e-9), side="right"))
         if not count:
             return
         turn.decodes = turn.decodes[count:]
