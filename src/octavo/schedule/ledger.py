@@ -196,13 +196,14 @@ class Ledger:
     def _take_pages(self, plan: StepPlan) -> None:
         decodes = plan.decodes
         grown: list[tuple[Sequence, tuple[int, ...]]] = []
+        # Not by their ids: ghosts have none any more.
         for place, page in decodes.new_pages:
-            # Not by its id: a ghost has none any more.
             owner = self.rows.sequences[decodes.rows.item(place)]
             assert owner is not None
             grown.append((owner, (page,)))
         for row in plan.chunks:
-            sequence = self.sequences[row.request_id]
+            sequence = self.rows.sequences[row.row]
+            assert sequence is not None
             # Reused pages of an admission are in the table already.
             grown.append((sequence, row.new_pages[len(sequence.table) - row.table_start :]))
         self.cache.take([page for _, pages in grown for page in pages])
