@@ -204,17 +204,22 @@ class CostModel:
 
     def _fit(self, features: list[float], target: float) -> None:
         """A few sweeps of coordinate descent towards the non-negative least squares."""
-        theta, moments = self._theta, self._moments
+        theta = self._theta
+        equations: list[tuple[int, list[float], float, float, float]] = []
         for i, value in enumerate(features):
-            row = self._gram[i]
-            for j, other in enumerate(features):
-                row[j] = _FORGETTING * row[j] + value * other
-            moments[i] = _FORGETTING * moments[i] + value * target
+            known = self._gram[i]
+            row = [
+                _FORGETTING * held + value * other
+                for held, other in zip(known, features, strict=True)
+            ]
+            self._gram[i] = row
+            self._moments[i] = _FORGETTING * self._moments[i] + value * target
+            right = self._moments[i] + self._pulled[i]
+            equations.append((i, row, row[i], row[i] + self._ridge[i], right))
         for _ in range(_SWEEPS):
-            for i, row in enumerate(self._gram):
-                others = sum(map(mul, row, theta)) - row[i] * theta[i]
-                wanted = moments[i] + self._pulled[i] - others
-                theta[i] = max(wanted / (row[i] + self._ridge[i]), 0.0)
+            for i, row, own, divisor, right in equations:
+                others = sum(map(mul, row, theta)) - own * theta[i]
+                theta[i] = max((right - others) / divisor, 0.0)
 
     def _publish(self) -> None:
         for name, value, scale in zip(FEATURES, self._theta, _SCALES, strict=True):

@@ -50,7 +50,7 @@ class Ledger:
         self.limit_tokens = limit_tokens
         self.ghosts = 0
         self._max_rows = max_rows
-        self._keeps_rows = keeps_rows
+        self.keeps_rows = keeps_rows
         self._emit = emit
 
     @property
@@ -252,7 +252,7 @@ class Ledger:
         """End a request in any state."""
         del self.sequences[sequence.id]
         if sequence.row >= 0:
-            stays = self._keeps_rows and state is RequestState.FINISHED and sequence.pending > 0
+            stays = self.keeps_rows and state is RequestState.FINISHED and sequence.pending > 0
             if stays and self._others_run(sequence):
                 sequence.lane.make_ghost(sequence)
                 self.ghosts += 1

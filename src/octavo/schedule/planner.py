@@ -233,17 +233,24 @@ class Planner:
     def _decode(self, turn: _Turn, seconds: float, most: int) -> None:
         """Serve up to `most` of a class's decodes, as `seconds` and the tokens allow, in order."""
         wanted = turn.decodes[: max(min(most, self._budget), 0)]
-        pasts = np.cumsum(self._rows.computed[wanted])
-        # The marginal time of the first, of the first two and so on.
-        times = self._cost.decodes(1, 0) * np.arange(1, len(wanted) + 1)
-        times += self._cost.past_token * pasts
-        count = int(np.searchsorted(times, seconds, side="right"))
+        count = len(wanted)
         if not count:
             return
+        pasts = self._rows.computed[wanted]
+        past = int(pasts.sum())
+        spent = self._cost.decodes(count, past)
+        if spent > seconds:
+            pasts = np.cumsum(pasts)
+            # The marginal time of the first, of the first two and so on.
+            times = self._cost.decodes(1, 0) * np.arange(1, count + 1)
+            times += self._cost.past_token * pasts
+            count = int(np.searchsorted(times, seconds, side="right"))
+            if not count:
+                return
+            past, spent = pasts.item(count - 1), times.item(count - 1)
         turn.decodes = turn.decodes[count:]
         self.draft.add_decodes(wanted[:count])
-        self.shape.add_decodes(count, int(pasts[count - 1]))
-        spent = float(times[count - 1])
+        self.shape.add_decodes(count, past)
         self._budget -= count
         self._used += spent
         turn.seconds += spent

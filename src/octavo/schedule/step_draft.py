@@ -92,9 +92,20 @@ class StepDraft:
     def add_decodes(self, chosen: RowNumbers) -> None:
         """Add decoding rows; those that need a page first get it in the order of their keys."""
         self._decodes.append(chosen)
-        for sequence in sorted(self._rows.without_room(chosen), key=attrgetter("key")):
+        wanting = [
+            sequence
+            for sequence in self._rows.without_room(chosen)
+            if sequence.order not in self.victims
+        ]
+        wanting.sort(key=attrgetter("key"))
+        if len(wanting) <= self.pages.available:
+            rows = [sequence.row for sequence in wanting]
+            self._grown.update(zip(rows, self.pages.take(len(rows)), strict=True))
+            return
+        for sequence in wanting:
+            # Those before it may have taken its row.
             if sequence.order not in self.victims:
-                if self.pages.available or self._has_page_for(sequence):
+                if self._has_page_for(sequence):
                     self._grown[sequence.row] = self.pages.take(1)[0]
                 else:
                     self._standing.add(sequence.row)
@@ -233,10 +244,11 @@ class StepDraft:
             is_out[out] = True
             numbers = numbers[~is_out[numbers]]
         places = np.zeros(len(rows.sequences), dtype=np.int64)
-        places[numbers] = np.arange(len(numbers))
+        if self._grown:
+            places[numbers] = np.arange(len(numbers))
         return DecodeRows(
             rows=numbers,
-            request_ids=tuple(map(rows.request_ids.__getitem__, numbers.tolist())),
+            request_ids=tuple(rows.request_ids[numbers].tolist()),
             starts=rows.computed[numbers],
             tokens=rows.last_token[numbers],
             table_starts=rows.room[numbers] // rows.page_tokens,
