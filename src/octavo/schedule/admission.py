@@ -65,11 +65,12 @@ class Admissions:
             return None
         if len(self.waits) >= max_waits:
             return None
-        reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
-        found = find_producer(sequence, len(reused), self._producers, self._marks)
+        keys = sequence.keys[: sequence.reusable_pages]
+        reused = draft.pages.look_up(keys)
+        found = find_producer(keys, len(reused), self._producers, self._marks)
         if found is not None:
             producer, page = found
-            self.waits.append(PrefixWait(sequence.id, producer.id, sequence.keys[page]))
+            self.waits.append(PrefixWait(sequence.id, producer.id, keys[page]))
             self.goes_on = True
             return None
         padding = self.padding_of(sequence)
@@ -83,7 +84,7 @@ class Admissions:
                 return None
             row = self._free_row()
             # Pages of victims that were found are now as free as any other.
-            reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
+            reused = draft.pages.look_up(keys)
             needed = draft.pages_to_start(sequence, padding) - len(reused)
             if row is None or not self._fits(needed + draft.pages.unheld(reused)):
                 return None

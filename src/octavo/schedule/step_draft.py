@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 
 import numpy as np
 
 from octavo.memory.cache import PageCache
 from octavo.memory.draft import PageDraft
-from octavo.schedule.lane import Lane
+from octavo.schedule.lane import ByKey, Lane
 from octavo.schedule.plan import Admission, DecodeRows, Preemption, RowPlan
 from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
@@ -73,6 +74,7 @@ class StepDraft:
         self._decodes: list[RowNumbers] = []
         self._grown: dict[int, int] = {}
         self._standing: set[int] = set()
+        self._passed: dict[ByKey, int] = {}
 
     @property
     def has_rows(self) -> bool:
@@ -165,10 +167,21 @@ class StepDraft:
         those who were preempted often enough.
         """
         for lane in lanes:
-            for part in (lane.ghosts, lane.running if spared else lane.exposed):
-                for victim in reversed(part):
-                    if victim.order not in self.victims:
-                        yield victim
+            yield from self._worst_first(lane.ghosts)
+            yield from self._worst_first(lane.running if spared else lane.exposed)
+
+    def _worst_first(self, part: ByKey) -> Iterator[Sequence]:
+        """Those of a part of a class who are no victims yet."""
+        passed = self._passed.get(part, 0)
+        is_run = True
+        for victim in islice(reversed(part), passed, None):
+            if victim.order not in self.victims:
+                is_run = False
+                yield victim
+            elif is_run:
+                # Victims stay victims: the next search begins behind them.
+                passed += 1
+                self._passed[part] = passed
 
     def drop_standing(self) -> None:
         """Forget decodes that got no page: nobody moves, so another choice is to be made."""
