@@ -89,7 +89,7 @@ def _take_plain(
     is_plain = rows.plain[numbers] & (decodes.starts + 2 < rows.end_tokens[numbers])
     latest = np.array(tokens, dtype=np.int64)
     is_plain &= latest != NO_TOKEN
-    if not rows.stop_counts.keys().isdisjoint(tokens):
+    if rows.stop_counts and not rows.stop_counts.keys().isdisjoint(tokens):
         ends = map(contains, map(rows.stop_ids.__getitem__, numbers.tolist()), tokens)
         is_plain &= ~np.fromiter(ends, dtype=np.bool_, count=len(tokens))
     if not is_plain.all():
