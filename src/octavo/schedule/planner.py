@@ -12,7 +12,7 @@ from octavo.memory.cache import PageCache
 from octavo.schedule.admission import Admissions
 from octavo.schedule.cost import CostModel, StepShape
 from octavo.schedule.lane import Lane
-from octavo.schedule.plan import PrefixWait, RowPlan, StepPlan
+from octavo.schedule.plan import RowPlan, StepPlan
 from octavo.schedule.producers import Producers
 from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
@@ -160,10 +160,6 @@ class Planner:
             return "no page is left"
         return "the time of the step is spent"
 
-    @property
-    def waits(self) -> list[PrefixWait]:
-        return self._admissions.waits
-
     def plan(self) -> StepPlan:
         """Make the plan."""
         self._serve_due()
@@ -180,7 +176,7 @@ class Planner:
             admissions=self.draft.admissions(),
             preemptions=self.draft.preemptions(),
             closed_rows=tuple(self._view.closed_rows),
-            waits=tuple(self._admissions.waits),
+            waits=self._admissions.waits,
             predicted_seconds=self._cost.predict(self.shape) if has_rows else 0.0,
             decodes=decodes,
         )
