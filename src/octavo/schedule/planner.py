@@ -233,7 +233,7 @@ class Planner:
         if not count:
             return
         pasts = self._rows.computed[wanted]
-        past = int(pasts.sum())
+        past = int(np.add.reduce(pasts))
         spent = self._cost.decodes(count, past)
         if spent > seconds:
             pasts = np.cumsum(pasts)

@@ -92,7 +92,7 @@ def _take_plain(
     if rows.stop_counts and not rows.stop_counts.keys().isdisjoint(tokens):
         ends = map(contains, map(rows.stop_ids.__getitem__, numbers.tolist()), tokens)
         is_plain &= ~np.fromiter(ends, dtype=np.bool_, count=len(tokens))
-    if not is_plain.all():
+    if np.count_nonzero(is_plain) < len(numbers):
         others = np.flatnonzero(~is_plain & (latest != NO_TOKEN)).tolist()
         singles += [
             (row, RowResult(row.row, row.request_id, (tokens[place],), logprobs[place]))
@@ -125,6 +125,8 @@ def _count(ledger: Ledger, numbers: RowNumbers, now: float) -> None:
 
 
 def _end_pages(ledger: Ledger, ended: list[Sequence]) -> None:
+    if not ended:
+        return
     charges: Counter[tuple[Lane, str]] = Counter()
     for sequence in ended:
         # Before the next token takes the place of the first one of this page.

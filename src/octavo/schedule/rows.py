@@ -124,8 +124,8 @@ class Rows:
         """Decoding rows of a class, longest unserved first."""
         if not lane.running:
             return NO_ROWS
-        rows = np.flatnonzero(self.lane == lane.rank)
-        return rows[np.argsort(self.served_step[rows], kind="stable")]
+        rows: RowNumbers = (self.lane == lane.rank).nonzero()[0]
+        return rows[self.served_step[rows].argsort(kind="stable")]
 
     def without_room(self, rows: RowNumbers) -> list[Sequence]:
         """Those of decoding `rows` that need a page before their next token."""

@@ -256,16 +256,18 @@ class StepDraft:
             is_out = np.zeros(len(rows.sequences), dtype=np.bool_)
             is_out[out] = True
             numbers = numbers[~is_out[numbers]]
-        places = np.zeros(len(rows.sequences), dtype=np.int64)
+        new_pages: tuple[tuple[int, int], ...] = ()
         if self._grown:
+            places = np.zeros(len(rows.sequences), dtype=np.int64)
             places[numbers] = np.arange(len(numbers))
+            new_pages = tuple([(places.item(row), page) for row, page in self._grown.items()])
         return DecodeRows(
             rows=numbers,
             request_ids=tuple(rows.request_ids[numbers].tolist()),
             starts=rows.computed[numbers],
             tokens=rows.last_token[numbers],
             table_starts=rows.room[numbers] // rows.page_tokens,
-            new_pages=tuple([(places.item(row), page) for row, page in self._grown.items()]),
+            new_pages=new_pages,
         )
 
     def chunk_rows(self) -> tuple[RowPlan, ...]:
