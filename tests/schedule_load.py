@@ -90,6 +90,7 @@ class CheckedLoad:
         running = {s.id: s for s in self.scheduler._ledger.running}
         wanting = [lane for lane in lanes if len(lane.queue) and lane not in over]
         before = {lane: (lane.pages, len(lane.running)) for lane in lanes}
+        held_pages = self.scheduler.cache.pool.held_count
         plan = self.driver.step()
         self._check_shares(plan, wanting, before)
         if patience and plan.is_empty:
@@ -100,6 +101,7 @@ class CheckedLoad:
             assert plan.is_empty == (not self.live), "work was left undone"
         self._check_limits(plan)
         self._check_victims(plan, running, over)
+        self._check_nobody_idles(plan, running, held_pages)
         self._collect()
 
     def finish(self) -> None:
@@ -144,6 +146,21 @@ class CheckedLoad:
                 assert victim.home in over, "a class under its ceiling gave way"
             if preemption.reason.startswith("made room"):
                 assert victim.preemptions <= MOST_PREEMPTIONS
+
+    def _check_nobody_idles(
+        self, plan: StepPlan, running: dict[str, Sequence], held_pages: int
+    ) -> None:
+        """Whoever has a row gets on while tokens, pages and time are left."""
+        rows = plan.rows
+        held_pages += sum(len(row.new_pages) for row in rows)
+        is_bounded = (
+            self.limits["max_step_seconds"] is not None
+            or plan.token_count >= int(self.limits["token_budget"])  # type: ignore[call-overload]
+            or held_pages >= self.scheduler.cache.pool.pages
+            or plan.preemptions
+        )
+        if not is_bounded:
+            assert running.keys() <= {row.request_id for row in rows}, "a row stood idle"
 
     def _page_limit(self, lane: Lane) -> float:
         return lane.service.kv_share * self.scheduler.cache.pool.pages
