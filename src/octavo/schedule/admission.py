@@ -34,7 +34,7 @@ class Admissions:
         *,
         padded_tokens: int,
     ):
-        self.waits: list[PrefixWait] = []
+        self._waits: dict[int, PrefixWait] = {}
         self.goes_on = True
         """After a refusal: others of the class may be asked for."""
         self.lent_pages: list[Sequence] = []
@@ -55,6 +55,11 @@ class Admissions:
         self._outstanding: int | None = None
         self._watermark = int(draft.pages.available * WATERMARK_SHARE)
 
+    @property
+    def waits(self) -> tuple[PrefixWait, ...]:
+        """Requests that sit aside from this step on, each once however often it is asked for."""
+        return tuple(self._waits.values())
+
     def room_for(
         self, sequence: Sequence, now_seconds: float, *, may_join: int | None, max_waits: int
     ) -> tuple[int, list[int]] | None:
@@ -63,13 +68,17 @@ class Admissions:
         self.goes_on = self._is_lent = False
         if draft.is_short_of_pages or self._is_held(sequence, lane, now_seconds, may_join):
             return None
-        if len(self.waits) >= max_waits:
+        if sequence.order in self._waits:
+            self.goes_on = True
             return None
-        reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
-        found = find_producer(sequence, len(reused), self._producers, self._marks)
+        if len(self._waits) >= max_waits:
+            return None
+        keys = sequence.keys[: sequence.reusable_pages]
+        reused = draft.pages.look_up(keys)
+        found = find_producer(keys, len(reused), self._producers, self._marks)
         if found is not None:
             producer, page = found
-            self.waits.append(PrefixWait(sequence.id, producer.id, sequence.keys[page]))
+            self._waits[sequence.order] = PrefixWait(sequence.id, producer.id, keys[page])
             self.goes_on = True
             return None
         padding = self.padding_of(sequence)
@@ -83,7 +92,7 @@ class Admissions:
                 return None
             row = self._free_row()
             # Pages of victims that were found are now as free as any other.
-            reused = draft.pages.look_up(sequence.keys[: sequence.reusable_pages])
+            reused = draft.pages.look_up(keys)
             needed = draft.pages_to_start(sequence, padding) - len(reused)
             if row is None or not self._fits(needed + draft.pages.unheld(reused)):
                 return None

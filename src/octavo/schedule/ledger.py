@@ -50,7 +50,7 @@ class Ledger:
         self.limit_tokens = limit_tokens
         self.ghosts = 0
         self._max_rows = max_rows
-        self._keeps_rows = keeps_rows
+        self.keeps_rows = keeps_rows
         self._emit = emit
 
     @property
@@ -196,13 +196,14 @@ class Ledger:
     def _take_pages(self, plan: StepPlan) -> None:
         decodes = plan.decodes
         grown: list[tuple[Sequence, tuple[int, ...]]] = []
+        # Not by their ids: ghosts have none any more.
         for place, page in decodes.new_pages:
-            # Not by its id: a ghost has none any more.
             owner = self.rows.sequences[decodes.rows.item(place)]
             assert owner is not None
             grown.append((owner, (page,)))
         for row in plan.chunks:
-            sequence = self.sequences[row.request_id]
+            sequence = self.rows.sequences[row.row]
+            assert sequence is not None
             # Reused pages of an admission are in the table already.
             grown.append((sequence, row.new_pages[len(sequence.table) - row.table_start :]))
         self.cache.take([page for _, pages in grown for page in pages])
@@ -252,7 +253,7 @@ class Ledger:
         del self.sequences[sequence.id]
         if sequence.row >= 0:
             sequence.home.note_answer(sequence.generated_tokens)
-            stays = self._keeps_rows and state is RequestState.FINISHED and sequence.pending > 0
+            stays = self.keeps_rows and state is RequestState.FINISHED and sequence.pending > 0
             if stays and self._others_run(sequence):
                 sequence.lane.make_ghost(sequence)
                 self.ghosts += 1

@@ -13,7 +13,7 @@ from octavo.schedule.admission import Admissions
 from octavo.schedule.cost import CostModel, StepShape
 from octavo.schedule.forecast import StepTime, step_time
 from octavo.schedule.lane import Lane
-from octavo.schedule.plan import PrefixWait, RowPlan, StepPlan
+from octavo.schedule.plan import RowPlan, StepPlan
 from octavo.schedule.producers import Producers
 from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
@@ -175,10 +175,6 @@ class Planner:
             return "no page is left"
         return "the time of the step is spent"
 
-    @property
-    def waits(self) -> list[PrefixWait]:
-        return self._admissions.waits
-
     def plan(self) -> StepPlan:
         """Make the plan."""
         everybody = self._fits_everybody()
@@ -198,7 +194,7 @@ class Planner:
             admissions=self.draft.admissions(),
             preemptions=self.draft.preemptions(),
             closed_rows=tuple(self._view.closed_rows),
-            waits=tuple(self._admissions.waits),
+            waits=self._admissions.waits,
             predicted_seconds=self._cost.predict(self.shape) if has_rows else 0.0,
             decodes=decodes,
         )
@@ -239,18 +235,25 @@ class Planner:
     def _decode(self, turn: _Turn, seconds: float, most: int) -> None:
         """Serve up to `most` of a class's decodes, as `seconds` and the tokens allow, in order."""
         wanted = turn.decodes[: max(min(most, self._budget), 0)]
-        pasts = np.cumsum(self._rows.computed[wanted])
-        # The marginal time of the first, of the first two and so on.
-        times = self._cost.decodes(1, 0) * np.arange(1, len(wanted) + 1)
-        times += self._cost.past_token * pasts
-        # A time that was computed from these rows has room for them, whatever was rounded.
-        count = int(np.searchsorted(times, seconds * (1 + 1e-9), side="right"))
+        count = len(wanted)
         if not count:
             return
+        pasts = self._rows.computed[wanted]
+        past = int(np.add.reduce(pasts))
+        spent = self._cost.decodes(count, past)
+        if spent > seconds:
+            pasts = np.cumsum(pasts)
+            # The marginal time of the first, of the first two and so on.
+            times = self._cost.decodes(1, 0) * np.arange(1, count + 1)
+            times += self._cost.past_token * pasts
+            # A time that was computed from these rows has room for them, whatever was rounded.
+            count = int(np.searchsorted(times, seconds * (1 + 1e-9), side="right"))
+            if not count:
+                return
+            past, spent = pasts.item(count - 1), times.item(count - 1)
         turn.decodes = turn.decodes[count:]
         self.draft.add_decodes(wanted[:count])
-        self.shape.add_decodes(count, int(pasts[count - 1]))
-        spent = float(times[count - 1])
+        self.shape.add_decodes(count, past)
         self._budget -= count
         self._used += spent
         turn.seconds += spent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
 
 from octavo.schedule.sequence import Sequence
 
@@ -10,17 +11,17 @@ Producers = Mapping[bytes, Sequence]
 
 
 def find_producer(
-    sequence: Sequence, first_page: int, producers: Producers, more: Producers
+    keys: Ordered[bytes], first_page: int, producers: Producers, more: Producers
 ) -> tuple[Sequence, int] | None:
-    """Who computes page `first_page` of `sequence`, and the last page it could wait for.
+    """Who computes page `first_page` of those that a request may reuse, and the last one of them.
 
-    That is the end of the run of pages with this producer, within what `sequence` may reuse.
-    `producers` and `more` are searched for each key.
+    That is the end of the run of pages with this producer. `producers` and `more` are searched for
+    each of `keys`.
     """
-    last_page = min(sequence.reusable_pages, len(sequence.keys)) - 1
+    last_page = len(keys) - 1
     producer = None
     for page in range(first_page, last_page + 1):
-        key = sequence.keys[page]
+        key = keys[page]
         found = producers.get(key) or more.get(key)
         if found is None or (producer is not None and found is not producer):
             last_page = page - 1
