@@ -58,15 +58,18 @@ def choose_lane(
         lane.tickets.expire(now_seconds)
         if len(lane.tickets) and lane.tickets.redeem(_asked(request), now_seconds):
             return lane
+        target = service.first_token_seconds
+        treatment = request.on_miss or service.on_miss
+        may_miss = treatment == "run" or target is None
+        if may_miss and _is_roomy(lane):
+            return lane
         outlook = outlook_of(lane, forecast, now_seconds)
         full = _full(lane, tokens, outlook)
         if full is not None:
             reason, problem, excess_tokens = full
             wait = excess_tokens * outlook.token_seconds
             raise _refusal(lane, request, reason, problem, wait, now_seconds, forecast)
-        target = service.first_token_seconds
-        treatment = request.on_miss or service.on_miss
-        if treatment == "run" or target is None or not any(each.has_work for each in lanes):
+        if may_miss or target is None or not any(each.has_work for each in lanes):
             return lane
         own = tokens * outlook.token_seconds + forecast.step_seconds(lane)
         sure = (_SURE_SHARE_BELOW if lane.rank else _SURE_SHARE) * target
@@ -122,6 +125,15 @@ def note_work(chunks: Iterable[Chunk], lanes: Ordered[Lane], now_seconds: float)
             lane.pace.rest()
         elif total:
             lane.pace.worked(total, now_seconds, goes_on=goes_on)
+
+
+def _is_roomy(lane: Lane) -> bool:
+    """No bound of its queue can be met, as is seen without a forecast."""
+    service = lane.service
+    if service.queue_tokens is not None or service.queue_seconds is not None:
+        return False
+    most = service.queue_requests
+    return most is None or lane.waiting + len(lane.tickets) < most
 
 
 def _full(lane: Lane, tokens: int, outlook: _Outlook) -> tuple[str, str, float] | None:

@@ -3,65 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.memory.cache import PageCache
 from octavo.schedule.admission import Admissions
-from octavo.schedule.cost import CostModel, StepShape
+from octavo.schedule.cost import StepShape
 from octavo.schedule.forecast import StepTime, step_time
 from octavo.schedule.lane import Lane
 from octavo.schedule.plan import RowPlan, StepPlan
-from octavo.schedule.producers import Producers
-from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
+from octavo.schedule.rows import NO_ROWS, RowNumbers
 from octavo.schedule.sequence import Sequence
 from octavo.schedule.step_draft import Chunk, StepDraft
+from octavo.schedule.step_view import StepLimits, StepView
 
 EARLY_SHARE = 0.5
 """Part of a first-token target by which prefills are to be early: others may come meanwhile."""
 MINIMUM_SHARE = 0.1
 """Part of a step's time that a starved class gets before anything but due tokens."""
 _INFINITE = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """Bounds of one step: tokens over all rows, rows, tokens of one prefill chunk, seconds.
-
-    `is_contiguous`: an admission reserves one run of pages for the whole answer.
-    """
-
-    token_budget: int
-    max_rows: int
-    max_chunk_tokens: int
-    max_step_seconds: float | None = None
-    starvation_seconds: float = 5.0
-    is_contiguous: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepView:
-    """What a plan is made from.
-
-    `lanes` are the classes, strictest first; `closed_rows` may be used again; `may_join` says how
-    many requests that never ran may get a row, None if any number may, and `padded_tokens` the
-    length that their prompts are padded to, 0 if they are not. `between_seconds` is what usually
-    passes from the end of one step's computation to the next one's beginning.
-    """
-
-    lanes: Ordered[Lane]
-    rows: Rows
-    free_rows: Ordered[int]
-    closed_rows: Ordered[int]
-    producers: Producers
-    cache: PageCache
-    cost: CostModel
-    now_seconds: float
-    may_join: int | None = None
-    padded_tokens: int = 0
-    between_seconds: float = 0.0
 
 
 class _Turn:

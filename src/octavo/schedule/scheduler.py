@@ -23,10 +23,11 @@ from octavo.schedule.gate import choose_lane, note_work, outlook_of
 from octavo.schedule.lane import Lane
 from octavo.schedule.ledger import Ledger
 from octavo.schedule.plan import StepPlan, StepResult
-from octavo.schedule.planner import Planner, StepLimits, StepView
+from octavo.schedule.planner import Planner
 from octavo.schedule.results import take_results
 from octavo.schedule.rows import Rows
 from octavo.schedule.sequence import Sequence, tenant_salt
+from octavo.schedule.step_view import StepLimits, StepView
 
 _LEARNING = 0.1
 _LONGEST_BETWEEN_SECONDS = 0.02
