@@ -5,7 +5,7 @@
 #   make bench   measure this machine     make docs    list the modules in docs/architecture.md
 #   make bench-serving   measure the server under load: 64 requests, 32 at a time
 #   make bench-kernels   measure each kernel against this machine's limits (three minutes)
-#   make soak-scheduler  a million random steps of the scheduler (over an hour)
+#   make soak-scheduler  a million random steps of the scheduler (half an hour)
 #   make soak-memory     half an hour of mixed load: memory, pages on disk, descriptors
 #   make bench-peers     Octavo beside other engines; PEERS=llama.cpp,openvino installs them first
 #   make clean   remove what make made (fetched models and the peers in .peers stay)
@@ -80,8 +80,7 @@ bench-kernels: $(STAMP)/runtime
 	$(BIN)/python -m benchmarks.kernels $(BENCH_ARGS)
 
 soak-scheduler: $(STAMP)/test
-	OCTAVO_SOAK_STEPS=$(SOAK_STEPS) $(BIN)/python -m pytest \
-	  tests/property/test_schedule_classes_machine.py $(PYTEST_ARGS)
+	$(BIN)/python tests/soak_scheduler.py --steps $(SOAK_STEPS)
 
 soak-memory: $(STAMP)/runtime
 	$(BIN)/python benchmarks/soak_memory.py --seconds $(SOAK_SECONDS) --model $(MODEL)

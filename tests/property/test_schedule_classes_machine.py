@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.core.errors import CapacityError, Overloaded, PromptTooLong
-from octavo.core.request import Request
-from octavo.core.service_classes import ServiceClass
-from octavo.schedule.cost import CostProfile
-from octavo.schedule.lane import Lane
+from octavo.core.errors import Overloaded
 from octavo.schedule.plan import StepPlan
-from octavo.schedule.sequence import MOST_PREEMPTIONS
-from schedule_harness import Driver, alone, request
+from schedule_harness import Driver, request
+from schedule_load import COST, CheckedLoad, classes_of
 
-COST = CostProfile(0.001, 0.001, 0.0005, 1e-6, 1e-6)
 CLASSES = st.builds(
-    lambda shares, waits, queue: (
-        ServiceClass("fast", 0.05, 0.01, weight=3, admit_max=2, kv_share=shares[0]),
-        ServiceClass(
-            "standard",
-            0.2,
-            0.05,
-            weight=2,
-            admit_min=2,
-            admit_max=3,
-            longest_wait_seconds=waits,
-            kv_share=shares[1],
-        ),
-        ServiceClass(
-            "bulk",
-            weight=1,
-            admit_min=3,
-            admit_max=4,
-            longest_wait_seconds=waits * 2,
-            kv_share=shares[2],
-            queue_requests=queue,
-        ),
-    ),
+    classes_of,
     st.sampled_from([(0.3, 0.6, 0.9), (0.5, 0.5, 0.5), (1.0, 1.0, 1.0), (0.1, 0.2, 0.3)]),
     st.sampled_from([0.0, 0.01, 0.05]),
     st.sampled_from([None, 6]),
@@ -84,130 +56,39 @@ class ClassesMachine(RuleBasedStateMachine):
 
     @initialize(limits=LIMITS)
     def start(self, limits: dict[str, object]) -> None:
-        self.limits = limits
-        self.driver = Driver(**limits, profile=COST)
-        self.driver.step_seconds = self.seconds_of
-        self.scheduler = self.driver.scheduler
-        self.live: dict[str, Request] = {}
-        self.count = 0
-
-    def seconds_of(self, plan: StepPlan) -> float:
-        return plan.predicted_seconds * (1.1 if plan.number % 2 else 0.9)
+        self.load = CheckedLoad(limits)
 
     @rule(prompt=PROMPTS, extras=ARRIVALS, copies=st.sampled_from([1, 1, 4]))
     def arrive(self, prompt: tuple[int, ...], extras: dict[str, object], copies: int) -> None:
         for _ in range(copies):
-            self.count += 1
-            asked = request(f"r{self.count}", prompt, **extras)  # type: ignore[arg-type]
-            try:
-                self.scheduler.add(asked)
-            except (PromptTooLong, CapacityError):
-                return
-            except Overloaded:
-                refused = self.scheduler.class_counters["bulk"].refused
-                assert asked.service_class == "bulk"
-                assert refused
-                return
-            self.live[asked.id] = asked
+            if not self.load.arrive(prompt, extras):
+                break
 
-    @precondition(lambda self: self.live)
+    @precondition(lambda self: self.load.live)
     @rule(index=st.integers(0))
     def cancel(self, index: int) -> None:
-        name = list(self.live)[index % len(self.live)]
-        assert self.scheduler.cancel(name)
-        del self.live[name]
+        self.load.cancel(index)
 
     @rule(seconds=st.sampled_from([0.005, 0.1]))
     def pause(self, seconds: float) -> None:
-        self.driver.wait(seconds)
+        self.load.driver.wait(seconds)
 
     @rule(steps=st.integers(1, 5))
     def step(self, steps: int) -> None:
         for _ in range(steps):
-            self.step_once()
-
-    def step_once(self) -> None:
-        patience = self.scheduler.patience_seconds
-        lanes = self.scheduler._lanes
-        over = {lane for lane in lanes if lane.pages > self.page_limit(lane.service)}
-        victims = {s.id: s for s in self.scheduler._ledger.running}
-        wanting = [lane for lane in lanes if len(lane.queue) and lane not in over]
-        before = {lane: (lane.pages, len(lane.running)) for lane in lanes}
-        plan = self.driver.step()
-        self.check_shares(plan, wanting, before)
-        if patience and plan.is_empty:
-            self.driver.wait(patience)
-            return
-        # Taking rows and pages away may be all that a step can do, for the next one.
-        if not plan.preemptions:
-            assert plan.is_empty == (not self.live), "work was left undone"
-        assert plan.token_count <= int(self.limits["token_budget"])  # type: ignore[call-overload]
-        limit = self.limits["max_step_seconds"]
-        if limit is not None and len(plan.rows) > 1 and not self.is_minimum(plan):
-            assert plan.predicted_seconds <= float(limit) + 1e-9  # type: ignore[arg-type]
-        for preemption in plan.preemptions:
-            victim = victims[preemption.request_id]
-            if preemption.reason == "nobody could move otherwise" or victim.ghost:
-                continue
-            if over and preemption.reason == "out of pages":
-                assert victim.home in over, "a class under its ceiling gave way"
-            if preemption.reason.startswith("made room"):
-                assert victim.preemptions <= MOST_PREEMPTIONS
-        self.collect()
-
-    def check_shares(
-        self, plan: StepPlan, wanting: list[Lane], before: dict[Lane, tuple[int, int]]
-    ) -> None:
-        """Nobody gets a row beyond the share of its class while another class waits for pages."""
-        by_class = {lane.service.name: lane for lane in before}
-        for admission in plan.admissions:
-            lane = by_class[admission.request.service_class]
-            pages, running = before[lane]
-            tokens = len(admission.request.prompt) + len(admission.generated)
-            needed = -(-tokens // self.scheduler.page_tokens)
-            if pages + needed > self.page_limit(lane.service) and running:
-                assert all(other is lane for other in wanting), "a share was exceeded"
-
-    def is_minimum(self, plan: StepPlan) -> bool:
-        """A starved class gets its minimum share beside tokens that are due."""
-        return any(lane.counters.starved for lane in self.scheduler._lanes)
-
-    def page_limit(self, service: ServiceClass) -> float:
-        return service.kv_share * self.scheduler.cache.pool.pages
-
-    def collect(self) -> None:
-        for name in list(self.live):
-            answer = self.driver.answers.get(name)
-            if answer is not None and answer.finish_reason is not None:
-                assert answer == alone(self.live.pop(name), self.scheduler.limit_tokens)
+            self.load.step()
 
     @invariant()
     def audit_is_clean(self) -> None:
-        if hasattr(self, "scheduler"):
-            assert self.scheduler.audit() == []
+        if hasattr(self, "load"):
+            assert self.load.scheduler.audit() == []
 
     def teardown(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        for _ in range(200 + 400 * len(self.live)):
-            if not self.live:
-                break
-            self.step_once()
-        assert not self.live, "requests were starved"
-        self.driver.step()
-        assert self.scheduler.cache.pool.held_count == 0
-        assert self.scheduler.running_count == self.scheduler.waiting_count == 0
-        assert self.driver.model.rows == {}
+        if hasattr(self, "load"):
+            self.load.finish()
 
 
-# `make soak-scheduler` sets how many steps there are to be instead.
-SOAK_STEPS = int(os.environ.get("OCTAVO_SOAK_STEPS", "0"))
-ClassesMachine.TestCase.settings = settings(
-    max_examples=max(SOAK_STEPS // 100, 30),
-    stateful_step_count=100 if SOAK_STEPS else 20,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large] if SOAK_STEPS else [],
-)
+ClassesMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 TestClasses = ClassesMachine.TestCase
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from octavo.plan.profile import EngineFacts, Profile, default_profile, parse_pro
 from octavo.plan.records import Outcome, Record, StepTotals
 from octavo.plan.report import Report, Targets, format_report, make_report
 from octavo.plan.setup import CacheSize, build_scheduler, plan_cache, simulate
-from octavo.plan.simulator import SimulatedClock, Simulation
+from octavo.plan.simulator import SimulatedClock, Simulation, StepNoise
 from octavo.plan.traces import TraceRequest, TraceScale, read_trace
 from octavo.schedule.cost import CostProfile
 from octavo.schedule.counters import SchedulerCounters
@@ -69,6 +70,16 @@ class TestTimes:
         (record,) = simulation(asked(0, 10, 0)).records
         assert (record.outcome, record.first_token_seconds) == (Outcome.FINISHED, None)
         assert record.seconds_per_token is None
+
+    def test_steps_vary_as_much_as_the_profile_was_wrong(self) -> None:
+        first, again, quiet = StepNoise(0.08), StepNoise(0.08), StepNoise(0.0)
+        factors = [first.factor() for _ in range(20_000)]
+        assert factors[:100] == [again.factor() for _ in range(100)]
+        assert quiet.factor() == 1.0
+        assert statistics.mean(factors) == pytest.approx(1.0, abs=0.02)
+        assert statistics.median(abs(each - 1) for each in factors) == pytest.approx(0.08, rel=0.1)
+        # A slow machine stays slow for a while.
+        assert statistics.correlation(factors[:-5], factors[5:]) == pytest.approx(0.43, abs=0.1)
 
 
 class TestCache:

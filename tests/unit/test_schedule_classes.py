@@ -154,6 +154,20 @@ def test_static_batches_keep_their_rows_to_the_end() -> None:
     assert all("next" not in lengths(plan) for plan in plans[:6])
 
 
+def test_a_static_row_computes_on_when_its_request_ends_in_prefill() -> None:
+    """Its reader left; the row goes on through the prompt, and needs pages for that."""
+    driven = driver(classes=UNIFORM, batching="static", max_rows=2, token_budget=9)
+    driven.add(
+        request("other", [1], max_new_tokens=9), request("left", range(40), max_new_tokens=2)
+    )
+    driven.step()
+    driven.step()
+    assert driven.scheduler.finish("left")
+    assert "left" in lengths(driven.step())
+    driven.run()
+    assert driven.scheduler.cache.pool.held_count == 0
+
+
 def test_padded_batches_compute_what_a_tensor_of_them_would() -> None:
     driven = driver(classes=UNIFORM, batching="static", max_rows=2, static_padding=True)
     asked = [

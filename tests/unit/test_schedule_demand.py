@@ -10,8 +10,24 @@ from octavo.core.errors import Overloaded
 from octavo.core.request import Request
 from octavo.core.service_classes import BUILT_IN, ServiceClass
 from octavo.schedule.cost import CostProfile
-from octavo.schedule.demand import Pace, Tickets
+from octavo.schedule.demand import Pace, Tickets, Use
 from schedule_harness import Driver, request
+
+
+def test_use_follows_the_time_that_a_class_was_given() -> None:
+    use = Use()
+    for _ in range(200):
+        use.note(0.03, 0.1)
+    assert use.share == pytest.approx(0.3, abs=0.01)
+    use.note(0.0, 60.0)
+    assert use.share < 0.01
+
+
+def test_prompts_found_in_the_cache_are_no_work() -> None:
+    pace = Pace()
+    for _ in range(20):
+        pace.found(1000, 3000)
+    assert pace.fresh_share == pytest.approx(0.25, abs=0.02)
 
 
 def test_a_pace_is_guessed_until_it_is_measured() -> None:
@@ -35,13 +51,25 @@ def test_idle_time_does_not_slow_a_pace_down() -> None:
 def test_a_ticket_is_good_at_its_time_and_once() -> None:
     tickets = Tickets()
     assert tickets.give(1, 100, 2.1, now_seconds=10.0) == 3.0
-    assert (tickets.requests, tickets.tokens) == (1, 100)
+    assert (tickets.expected(100.0)) == (1, 100)
     assert not tickets.redeem(1, 11.0)
     assert not tickets.redeem(2, 13.0)
     assert tickets.give(1, 100, 9.0, now_seconds=11.0) == 2.0  # the same time again
     assert tickets.redeem(1, 13.0)
     assert not tickets.redeem(1, 13.0)
-    assert (tickets.requests, tickets.tokens) == (0, 0)
+    assert (tickets.expected(100.0)) == (0, 0)
+
+
+def test_who_is_told_later_comes_after_those_who_were_told_before() -> None:
+    tickets = Tickets()
+    for number in range(5):
+        tickets.give(number, 10, tickets.booked_seconds, 0.0, service_seconds=2.0)
+    assert tickets.booked_seconds == 10.0
+    assert tickets.expected(4.5) == (3, 30)  # told 1, 2, 4, 6 and 8 seconds
+    assert tickets.redeem(0, 1.0)
+    assert tickets.booked_seconds == 8.0
+    assert tickets.give(9, 10, 601.0, 0.0, service_seconds=2.0) == 600.0
+    assert len(tickets) == 4  # nothing is promised for so late
 
 
 def test_who_does_not_come_back_has_no_room_kept() -> None:
@@ -51,7 +79,7 @@ def test_who_does_not_come_back_has_no_room_kept() -> None:
         tickets.expire(float(number))
     assert len(tickets) <= 4
     assert tickets.show_share < 0.1
-    assert tickets.tokens < 4
+    assert tickets.expected(100.0)[1] < 4
     tickets.give(99, 10, 1.0, now_seconds=50.0)
     assert tickets.redeem(99, 51.0)
     assert tickets.show_share > 0.1

@@ -23,6 +23,9 @@ class RequestState(Enum):
     CANCELLED = "cancelled"
     FAILED = "failed"
 
+    # By identity, as members are compared; that of Enum hashes the name in Python.
+    __hash__ = object.__hash__
+
     @property
     def is_final(self) -> bool:
         return self in (RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED)

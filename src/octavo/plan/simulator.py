@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
 
 from octavo.core.errors import CapacityError, EngineError, Overloaded, PromptTooLong
@@ -20,6 +22,10 @@ Progress = Callable[[int, int], object]
 _LEAST_WAIT_SECONDS = 0.001
 _MAX_WAITS = 10_000
 _PROGRESS_STEPS = 512
+_MEDIAN_DEVIATIONS = 0.6745
+"""The median of absolute errors, in standard deviations of a normal distribution."""
+_PERSISTENCE = 0.97
+_LEAST_FACTOR = 0.5
 
 
 class SimulatedClock:
@@ -32,16 +38,40 @@ class SimulatedClock:
         return self.seconds
 
 
+class StepNoise:
+    """By what factor steps differ from their cost: the same factors each time, about 1 on average.
+
+    As on real machines, half of the variance is of each step alone and half stays for some dozens
+    of steps (a first-order autoregressive process). `error` is the median relative error, as a
+    profile has it.
+    """
+
+    def __init__(self, error: float):
+        self._deviation = error / _MEDIAN_DEVIATIONS
+        self._chance = random.Random("step noise")
+        self._slow = self._chance.gauss()
+
+    def factor(self) -> float:
+        """Of the next step."""
+        if not self._deviation:
+            return 1.0
+        fresh = math.sqrt(1.0 - _PERSISTENCE**2)
+        self._slow = _PERSISTENCE * self._slow + fresh * self._chance.gauss()
+        both = (self._slow + self._chance.gauss()) * math.sqrt(0.5)
+        return max(1.0 + self._deviation * both, _LEAST_FACTOR)
+
+
 class ClockExecutor:
-    """Computes nothing: a step moves the clock by its predicted time, each row gets its token."""
+    """Computes nothing: a step moves the clock by what it costs, each row gets its token."""
 
     def __init__(self, cost: CostProfile, clock: SimulatedClock):
         self._cost = CostModel(cost)
+        self._noise = StepNoise(cost.error)
         self._clock = clock
 
     def execute(self, plan: StepPlan) -> StepResult:
         """The result that a model would give, at the time it would give it."""
-        seconds = self._cost.predict(shape_of(plan))
+        seconds = self._cost.predict(shape_of(plan)) * self._noise.factor()
         self._clock.seconds += seconds
         rows = tuple(
             RowResult(

@@ -47,20 +47,21 @@ def accept_tokens(
 ) -> tuple[tuple[int, ...], FinishReason | None]:
     """Append the tokens of a result up to the end of the answer; the tokens kept and the reason.
 
+    The row of the sequence is not plain, so that all its tokens are in `known_tokens`.
     The token that ends the answer is kept. Stop ids count only after `min_tokens` tokens. The end
     of the context or of the whole cache (`limit_tokens`) is a reason "length", as is
     `max_new_tokens`.
     """
-    request = sequence.request
+    request, known = sequence.request, sequence.known_tokens
     accepted: list[int] = []
     reason: FinishReason | None = None
     for token in result.tokens:
-        sequence.tokens.append(token)
+        known.append(token)
         accepted.append(token)
-        generated = sequence.generated_tokens
+        generated = len(known) - sequence.prompt_tokens
         if token in request.stop_ids and generated > request.params.min_tokens:
             reason = FinishReason.STOP
-        elif generated >= request.max_new_tokens or sequence.token_count >= limit_tokens:
+        elif generated >= request.max_new_tokens or len(known) >= limit_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             break

@@ -36,7 +36,7 @@ class Admissions:
         *,
         padded_tokens: int,
     ):
-        self.waits: list[PrefixWait] = []
+        self._waits: dict[int, PrefixWait] = {}
         self.goes_on = True
         """After a refusal: others of the class may be asked for."""
         self.lent_pages: list[Sequence] = []
@@ -59,6 +59,11 @@ class Admissions:
         self._groups = draft.groups
         self._watermark = int(draft.pages.available * WATERMARK_SHARE)
 
+    @property
+    def waits(self) -> tuple[PrefixWait, ...]:
+        """Requests that sit aside from this step on, each once however often it is asked for."""
+        return tuple(self._waits.values())
+
     def room_for(
         self, sequence: Sequence, now_seconds: float, *, may_join: int | None, max_waits: int
     ) -> Found | None:
@@ -67,17 +72,20 @@ class Admissions:
         self.goes_on = self._is_lent = False
         if draft.is_short_of_pages or self._is_held(sequence, lane, now_seconds, may_join):
             return None
-        if len(self.waits) >= max_waits:
+        if sequence.order in self._waits:
+            self.goes_on = True
             return None
-        layout = sequence.layout
-        reused = layout.look_up(draft.pages, sequence.keys[: sequence.reusable_pages])
+        if len(self._waits) >= max_waits:
+            return None
+        layout, keys = sequence.layout, sequence.keys[: sequence.reusable_pages]
+        reused = layout.look_up(draft.pages, keys)
         blocks = len(reused) // layout.groups
         tail = self._tails.find(sequence, blocks, draft.victims)
         if tail is None:
             found = find_producer(sequence, blocks, self._producers, self._marks)
             if found is not None:
                 producer, key = found
-                self.waits.append(PrefixWait(sequence.id, producer.id, key))
+                self._waits[sequence.order] = PrefixWait(sequence.id, producer.id, key)
                 self.goes_on = True
                 return None
         padding = self.padding_of(sequence)
@@ -91,7 +99,7 @@ class Admissions:
                 return None
             row = self._free_row()
             # Pages of victims that were found are now as free as any other.
-            reused = layout.look_up(draft.pages, sequence.keys[: sequence.reusable_pages])
+            reused = layout.look_up(draft.pages, keys)
             if row is None or not self._fits(self._new_pages(most_pages, layout.held(reused))):
                 return None
             tail = self._tails.find(sequence, len(reused) // layout.groups, draft.victims)

@@ -8,26 +8,30 @@ from dataclasses import dataclass
 
 from octavo.core.errors import Overloaded
 from octavo.core.request import Request
-from octavo.schedule.cost import CostModel
+from octavo.schedule.forecast import Forecast
 from octavo.schedule.lane import Lane
 from octavo.schedule.step_draft import Chunk
 
-_MOST_RETRY_SECONDS = 600.0
-_GUESSED_TOKEN_SECONDS = 1e-3
+_SURE_SHARE = 0.95
+_SURE_SHARE_BELOW = 0.7
+"""Part of a first-token target in which a request is to be served, so that most are in time; less
+for those before whom stricter ones may yet come."""
+_SOON_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Outlook:
     """What a request would find in a class: prompt tokens before it, and how long they take.
 
-    Those who were told to come back are among them. `queued_tokens` and `queued_requests` have no
-    row yet.
+    Those who were told to come back soon are among them. `queued_tokens` and `queued_requests` have
+    no row yet.
     """
 
     queued_requests: float
     queued_tokens: float
     wait_seconds: float
     token_seconds: float
+    coming_requests: float
 
 
 def choose_lane(
@@ -37,7 +41,7 @@ def choose_lane(
     *,
     now_seconds: float,
     arrival_seconds: float,
-    cost: CostModel,
+    forecast: Forecast,
 ) -> Lane:
     """The class that takes a request: `wanted`, or a lower one if its target would be missed.
 
@@ -54,52 +58,65 @@ def choose_lane(
         lane.tickets.expire(now_seconds)
         if len(lane.tickets) and lane.tickets.redeem(_asked(request), now_seconds):
             return lane
-        outlook = outlook_of(lane, cost)
+        target = service.first_token_seconds
+        treatment = request.on_miss or service.on_miss
+        may_miss = treatment == "run" or target is None
+        if may_miss and _is_roomy(lane):
+            return lane
+        outlook = outlook_of(lane, forecast, now_seconds)
         full = _full(lane, tokens, outlook)
         if full is not None:
             reason, problem, excess_tokens = full
             wait = excess_tokens * outlook.token_seconds
-            raise _refusal(lane, request, reason, problem, wait, now_seconds)
-        target = service.first_token_seconds
-        treatment = request.on_miss or service.on_miss
-        if treatment == "run" or target is None or not any(each.has_work for each in lanes):
+            raise _refusal(lane, request, reason, problem, wait, now_seconds, forecast)
+        if may_miss or target is None or not any(each.has_work for each in lanes):
             return lane
-        own = max(cost.chunk(tokens, 0), tokens * outlook.token_seconds)
-        late = outlook.wait_seconds + own + now_seconds - arrival_seconds - target
+        own = tokens * outlook.token_seconds + forecast.step_seconds(lane)
+        sure = (_SURE_SHARE_BELOW if lane.rank else _SURE_SHARE) * target
+        late = outlook.wait_seconds + own + now_seconds - arrival_seconds - sure
+        if len(lane.tickets):
+            late = max(late, forecast.crowd_seconds(lane, request, outlook.coming_requests))
         if late <= 0:
             return lane
         if treatment == "degrade" and lane.rank + 1 < len(lanes):
             lane = lanes[lane.rank + 1]
             continue
         if treatment == "refuse":
-            problem = f"the first token would come {late:.1f} s after its target"
-            raise _refusal(lane, request, "first_token_seconds", problem, late, now_seconds)
+            problem = f"the first token would come too close to, or after its target ({target:g} s)"
+            reason = "first_token_seconds"
+            raise _refusal(lane, request, reason, problem, late, now_seconds, forecast)
         return lane
 
 
-def outlook_of(lane: Lane, cost: CostModel) -> _Outlook:
+def outlook_of(lane: Lane, forecast: Forecast, now_seconds: float) -> _Outlook:
     """What somebody who comes now would find."""
-    token_seconds = lane.pace.seconds_per_token(cost.token or _GUESSED_TOKEN_SECONDS)
-    queued_tokens = lane.waiting_tokens + lane.tickets.tokens
+    soon = lane.service.first_token_seconds or _SOON_SECONDS
+    coming, coming_tokens = 0.0, 0.0
+    if len(lane.tickets):
+        coming, coming_tokens = lane.tickets.expected(now_seconds + soon)
+    token_seconds = forecast.token_seconds(lane, coming)
+    queued_tokens = lane.waiting_tokens + coming_tokens
     tokens = queued_tokens + sum(each.pending for each in lane.prefilling)
     return _Outlook(
-        queued_requests=lane.waiting + lane.tickets.requests,
+        queued_requests=lane.waiting + coming,
         queued_tokens=queued_tokens,
         wait_seconds=tokens * token_seconds,
         token_seconds=token_seconds,
+        coming_requests=coming,
     )
 
 
-def note_prefills(chunks: Iterable[Chunk], lanes: Ordered[Lane], now_seconds: float) -> None:
+def note_work(chunks: Iterable[Chunk], lanes: Ordered[Lane], now_seconds: float) -> None:
     """A step has computed parts of prompts: how fast each class may get on.
 
     What lower classes got counts for the stricter ones too, which could have taken it.
     """
     worked = [0] * len(lanes)
     for chunk in chunks:
-        worked[chunk.sequence.home.rank] += chunk.count
-        if chunk.is_admission:
-            worked[chunk.sequence.home.rank] += chunk.start
+        home = chunk.sequence.home
+        reused = chunk.start if chunk.is_admission else 0
+        home.pace.found(chunk.count, reused)
+        worked[home.rank] += chunk.count + reused
     total = 0
     for lane in reversed(lanes):
         total += worked[lane.rank]
@@ -108,6 +125,15 @@ def note_prefills(chunks: Iterable[Chunk], lanes: Ordered[Lane], now_seconds: fl
             lane.pace.rest()
         elif total:
             lane.pace.worked(total, now_seconds, goes_on=goes_on)
+
+
+def _is_roomy(lane: Lane) -> bool:
+    """No bound of its queue can be met, as is seen without a forecast."""
+    service = lane.service
+    if service.queue_tokens is not None or service.queue_seconds is not None:
+        return False
+    most = service.queue_requests
+    return most is None or lane.waiting + len(lane.tickets) < most
 
 
 def _full(lane: Lane, tokens: int, outlook: _Outlook) -> tuple[str, str, float] | None:
@@ -142,10 +168,16 @@ def _refusal(
     problem: str,
     wait_seconds: float,
     now_seconds: float,
+    forecast: Forecast,
 ) -> Overloaded:
-    wait_seconds = min(wait_seconds, _MOST_RETRY_SECONDS)
-    tokens = len(request.prompt)
-    told = lane.tickets.give(_asked(request), tokens, wait_seconds, now_seconds)
+    """A refusal that tells when to come back: after those who were told before."""
+    told = lane.tickets.give(
+        _asked(request),
+        len(request.prompt),
+        wait_seconds + lane.tickets.booked_seconds,
+        now_seconds,
+        forecast.service_seconds(lane, request),
+    )
     return Overloaded(
         f"class {lane.service.name} is overloaded: {problem}",
         retry_after_seconds=told,

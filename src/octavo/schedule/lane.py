@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from octavo.core.service_classes import ServiceClass
 from octavo.schedule.counters import ClassCounters
-from octavo.schedule.demand import Pace, Tickets
+from octavo.schedule.demand import Pace, Tickets, Use
 from octavo.schedule.queue import LaneQueue
 from octavo.schedule.sequence import Key, Sequence
+
+_ANSWER_LEARNING = 0.05
 
 
 class ByKey:
@@ -50,7 +52,8 @@ class Lane:
     `running` is sorted by key, and so are parts of it: `prefilling`, who computes a prompt;
     `ghosts`; and `exposed`, who may be preempted, which is everybody else but those whom that
     happened to often enough. `pages` and `waiting` count by home class.
-    `deficit_seconds` is the time it is owed.
+    `deficit_seconds` is the time it is owed. `answer_tokens` is the usual length of its answers, 0
+    until one has ended.
     """
 
     def __init__(self, service: ServiceClass, rank: int):
@@ -73,10 +76,17 @@ class Lane:
         self.counters = ClassCounters()
         self.pace = Pace()
         self.tickets = Tickets()
+        self.use = Use()
+        self.answer_tokens = 0.0
 
     @property
     def has_work(self) -> bool:
         return len(self.running) > 0 or len(self.queue) > 0
+
+    def note_answer(self, tokens: int) -> None:
+        """An answer of so many tokens has ended."""
+        weight = _ANSWER_LEARNING if self.answer_tokens else 1.0
+        self.answer_tokens += weight * (tokens - self.answer_tokens)
 
     def start(self, sequence: Sequence) -> None:
         """A sequence begins to run, in prefill."""

@@ -53,7 +53,7 @@ class Ledger:
         self.closed_rows: list[int] = []
         self.limit_tokens = limit_tokens
         self.ghosts = 0
-        self._keeps_rows = keeps_rows
+        self.keeps_rows = keeps_rows
         self._emit = emit
 
     @property
@@ -124,7 +124,7 @@ class Ledger:
         """Book the time of a step to its classes; `scale` is measured ÷ predicted time."""
         for lane, quantum, spent in planner.charges:
             lane.deficit_seconds += quantum - spent * scale
-        for lane in planner.served:
+        for lane in planner.spent:
             lane.served_seconds = now
         for lane in self.lanes:
             if not lane.has_work:
@@ -219,13 +219,14 @@ class Ledger:
     def _take_pages(self, plan: StepPlan) -> None:
         decodes = plan.decodes
         grown: list[tuple[Sequence, tuple[int, ...]]] = []
+        # Not by their ids: ghosts have none any more.
         for place, pages in decodes.new_pages:
-            # Not by its id: a ghost has none any more.
             owner = self.rows.sequences[decodes.rows.item(place)]
             assert owner is not None
             grown.append((owner, pages))
         for row in plan.chunks:
-            sequence = self.sequences[row.request_id]
+            sequence = self.rows.sequences[row.row]
+            assert sequence is not None
             # Reused pages of an admission are in the table already.
             known = len(sequence.table) - row.table_start * self.rows.layout.groups
             grown.append((sequence, row.new_pages[known:]))
@@ -294,7 +295,8 @@ class Ledger:
         """End a request in any state."""
         del self.sequences[sequence.id]
         if sequence.row >= 0:
-            stays = self._keeps_rows and state is RequestState.FINISHED and sequence.pending > 0
+            sequence.home.note_answer(sequence.generated_tokens)
+            stays = self.keeps_rows and state is RequestState.FINISHED and sequence.pending > 0
             if stays and self._others_run(sequence):
                 sequence.lane.make_ghost(sequence)
                 self.ghosts += 1

@@ -2,70 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.memory.cache import PageCache
 from octavo.schedule.admission import Admissions
-from octavo.schedule.cost import CostModel, StepShape
+from octavo.schedule.cost import StepShape
+from octavo.schedule.forecast import StepTime, step_time
 from octavo.schedule.lane import Lane
-from octavo.schedule.plan import PrefixWait, RowPlan, StepPlan
-from octavo.schedule.producers import Producers
-from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
+from octavo.schedule.plan import RowPlan, StepPlan
+from octavo.schedule.rows import NO_ROWS, RowNumbers
 from octavo.schedule.sequence import Sequence
 from octavo.schedule.step_draft import Chunk, StepDraft
-from octavo.schedule.tails import PromptTails
+from octavo.schedule.step_view import StepLimits, StepView
 
-EARLY_SHARE = 0.25
+EARLY_SHARE = 0.5
 """Part of a first-token target by which prefills are to be early: others may come meanwhile."""
-LEAST_ERROR = 0.04
-"""Steps that fill the time from token to token together are allowed to take so much longer."""
 MINIMUM_SHARE = 0.1
 """Part of a step's time that a starved class gets before anything but due tokens."""
 _INFINITE = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """Bounds of one step: tokens over all rows, rows, tokens of one prefill chunk, seconds.
-
-    `is_contiguous`: an admission reserves one run of pages for the whole answer.
-    """
-
-    token_budget: int
-    max_rows: int
-    max_chunk_tokens: int
-    max_step_seconds: float | None = None
-    starvation_seconds: float = 5.0
-    is_contiguous: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepView:
-    """What a plan is made from.
-
-    `lanes` are the classes, strictest first; `closed_rows` may be used again; `may_join` says how
-    many requests that never ran may get a row, None if any number may, and `padded_tokens` the
-    length that their prompts are padded to, 0 if they are not. `between_seconds` is what usually
-    passes from the end of one step's computation to the next one's beginning.
-    """
-
-    lanes: Ordered[Lane]
-    rows: Rows
-    free_rows: Ordered[int]
-    closed_rows: Ordered[int]
-    producers: Producers
-    tails: PromptTails
-    cache: PageCache
-    cost: CostModel
-    now_seconds: float
-    may_join: int | None = None
-    padded_tokens: int = 0
-    between_seconds: float = 0.0
 
 
 class _Turn:
@@ -130,17 +85,23 @@ class Planner:
             for lane in view.lanes
             if lane.has_work
         ]
-        self.has_tight_target = False
-        """A class decodes that needs a token in every step."""
-        self._limit = self._step_seconds()
+        decoding = (turn.lane.service for turn in self._turns if len(turn.decodes))
+        most = limits.max_step_seconds
+        time = StepTime(_INFINITE, False)
+        if most is not None:
+            time = step_time(decoding, view.cost, most, view.between_seconds)
+        self.is_tight = time.is_tight
+        self._limit = time.seconds
+        if time.is_tight and most is not None:
+            self._limit = max(time.seconds, min(self._strictest_seconds(), most))
         self._used = self._cost.constant
         self.starved: list[Lane] = []
         self.charges: list[tuple[Lane, float, float]] = []
 
     @property
-    def served(self) -> list[Lane]:
-        """Classes that got time."""
-        return [turn.lane for turn in self._turns if turn.seconds > 0]
+    def spent(self) -> dict[Lane, float]:
+        """What classes that got time got of it, in predicted seconds."""
+        return {turn.lane: turn.seconds for turn in self._turns if turn.seconds > 0}
 
     @property
     def now_seconds(self) -> float:
@@ -174,10 +135,6 @@ class Planner:
             return "no page is left"
         return "the time of the step is spent"
 
-    @property
-    def waits(self) -> list[PrefixWait]:
-        return self._admissions.waits
-
     def plan(self) -> StepPlan:
         """Make the plan."""
         everybody = self._fits_everybody()
@@ -197,7 +154,7 @@ class Planner:
             admissions=self.draft.admissions(),
             preemptions=self.draft.preemptions(),
             closed_rows=tuple(self._view.closed_rows),
-            waits=tuple(self._admissions.waits),
+            waits=self._admissions.waits,
             predicted_seconds=self._cost.predict(self.shape) if has_rows else 0.0,
             decodes=decodes,
             copies=self.draft.copies,
@@ -207,26 +164,14 @@ class Planner:
     def _left(self) -> float:
         return self._limit - self._used
 
-    def _step_seconds(self) -> float:
-        """What a step is predicted to take at most.
+    def _strictest_seconds(self) -> float:
+        """What a step takes in which everybody of the strictest class that decodes gets a token.
 
-        Where a class has time for several steps from token to token, its rows sit out all but one
-        of them, and what one takes longer another may make up for. Where it has not, only 1 step in
-        100 may take longer than its target.
+        Where that is more than its target allows, in parts it would take longer still.
         """
-        limit = self._limits.max_step_seconds
-        if limit is None:
-            return _INFINITE
-        cost, bounds = self._cost, [limit]
-        for turn in self._turns:
-            target = turn.lane.service.inter_token_seconds
-            if len(turn.decodes) and target:
-                steps = math.ceil(target / limit - 1e-9)
-                self.has_tight_target |= steps == 1
-                late = cost.overrun if steps == 1 else max(cost.error / 2, LEAST_ERROR)
-                each = target / steps
-                bounds.append(max(each / (1.0 + late) - self._view.between_seconds, each / 2))
-        return min(bounds)
+        rows = next(turn.decodes for turn in self._turns if len(turn.decodes))
+        past = int(self._rows.computed[rows].sum())
+        return self._cost.constant + self._cost.decodes(len(rows), past)
 
     # Decodes
 
@@ -251,17 +196,25 @@ class Planner:
     def _decode(self, turn: _Turn, seconds: float, most: int) -> None:
         """Serve up to `most` of a class's decodes, as `seconds` and the tokens allow, in order."""
         wanted = turn.decodes[: max(min(most, self._budget), 0)]
-        pasts = np.cumsum(self._rows.computed[wanted])
-        # The marginal time of the first, of the first two and so on.
-        times = self._cost.decodes(1, 0) * np.arange(1, len(wanted) + 1)
-        times += self._cost.past_token * pasts
-        count = int(np.searchsorted(times, seconds, side="right"))
+        count = len(wanted)
         if not count:
             return
+        pasts = self._rows.computed[wanted]
+        past = int(np.add.reduce(pasts))
+        spent = self._cost.decodes(count, past)
+        if spent > seconds:
+            pasts = np.cumsum(pasts)
+            # The marginal time of the first, of the first two and so on.
+            times = self._cost.decodes(1, 0) * np.arange(1, count + 1)
+            times += self._cost.past_token * pasts
+            # A time that was computed from these rows has room for them, whatever was rounded.
+            count = int(np.searchsorted(times, seconds * (1 + 1e-9), side="right"))
+            if not count:
+                return
+            past, spent = pasts.item(count - 1), times.item(count - 1)
         turn.decodes = turn.decodes[count:]
         self.draft.add_decodes(wanted[:count])
-        self.shape.add_decodes(count, int(pasts[count - 1]))
-        spent = float(times[count - 1])
+        self.shape.add_decodes(count, past)
         self._budget -= count
         self._used += spent
         turn.seconds += spent

@@ -89,10 +89,10 @@ def _take_plain(
     is_plain = rows.plain[numbers] & (decodes.starts + 2 < rows.end_tokens[numbers])
     latest = np.array(tokens, dtype=np.int64)
     is_plain &= latest != NO_TOKEN
-    if not rows.stop_counts.keys().isdisjoint(tokens):
+    if rows.stop_counts and not rows.stop_counts.keys().isdisjoint(tokens):
         ends = map(contains, map(rows.stop_ids.__getitem__, numbers.tolist()), tokens)
         is_plain &= ~np.fromiter(ends, dtype=np.bool_, count=len(tokens))
-    if not is_plain.all():
+    if np.count_nonzero(is_plain) < len(numbers):
         others = np.flatnonzero(~is_plain & (latest != NO_TOKEN)).tolist()
         singles += [
             (row, RowResult(row.row, row.request_id, (tokens[place],), logprobs[place]))
@@ -107,7 +107,7 @@ def _take_plain(
     rows.token_seconds[numbers] = now
     _end_pages(ledger, rows.at_page_end(numbers))
     spans = zip(latest.tolist(), strict=True)
-    cached = map(rows.cached_tokens.__getitem__, numbers.tolist())
+    cached = rows.cached_tokens[numbers].tolist()
     return list(map(EngineOutput, request_ids, spans, logprobs, repeat(None), cached))
 
 
@@ -116,13 +116,17 @@ def _count(ledger: Ledger, numbers: RowNumbers, now: float) -> None:
     rows = ledger.rows
     ledger.counters.computed_tokens += len(numbers)
     missed = now - rows.token_seconds[numbers] > rows.gap_seconds[numbers]
+    ranks, count = rows.lane[numbers], len(ledger.lanes)
+    gaps = np.bincount(ranks, minlength=count).tolist()
+    gaps_missed = np.bincount(ranks[missed], minlength=count).tolist()
     for lane in ledger.lanes:
-        is_own = rows.lane[numbers] == lane.rank
-        lane.counters.gaps += int(np.count_nonzero(is_own))
-        lane.counters.gaps_missed += int(np.count_nonzero(is_own & missed))
+        lane.counters.gaps += gaps[lane.rank]
+        lane.counters.gaps_missed += gaps_missed[lane.rank]
 
 
 def _end_pages(ledger: Ledger, ended: list[Sequence]) -> None:
+    if not ended:
+        return
     charges: Counter[tuple[Lane, str]] = Counter()
     for sequence in ended:
         # Before the next token takes the place of the first one of this page.
@@ -156,7 +160,8 @@ def _advance(
     ledger.publish(sequence)
     tokens, reason = accept_tokens(sequence, news, ledger.limit_tokens)
     _measure(sequence, len(tokens), now)
-    _settle(ledger, sequence, was_decoding, step)
+    if reason is None or ledger.keeps_rows:
+        _settle(ledger, sequence, was_decoding, step)
     if reason is not None:
         ledger.end(sequence, RequestState.FINISHED, reason.value, now)
     if not tokens and prompt_logprobs is None and reason is None:

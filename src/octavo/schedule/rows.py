@@ -42,10 +42,10 @@ class Rows:
         self.layout = layout
         self.page_tokens = page_tokens = layout.page_tokens
         self.sequences: list[Sequence | None] = [None] * max_rows
-        self.request_ids: list[RequestId] = [RequestId("")] * max_rows
+        self.request_ids = np.full(max_rows, RequestId(""), dtype=np.object_)
         self.stop_ids: list[AbstractSet[int]] = [frozenset()] * max_rows
         self.stop_counts: Counter[int] = Counter()
-        self.cached_tokens = [0] * max_rows
+        self.cached_tokens = np.zeros(max_rows, dtype=np.int64)
         self.lane = np.full(max_rows, NO_LANE, dtype=np.int64)
         self.plain = np.zeros(max_rows, dtype=np.bool_)
         self.computed = np.zeros(max_rows, dtype=np.int64)
@@ -102,9 +102,10 @@ class Rows:
 
     def add_tokens(self, rows: RowNumbers, tokens: RowNumbers, step: int) -> None:
         """A step computed the last token of plain rows, and brought each the next one."""
-        self.computed[rows] += 1
+        computed = self.computed[rows] + 1
+        self.computed[rows] = computed
         self.last_token[rows] = tokens
-        self.new_tokens[rows, self.computed[rows] % self.page_tokens] = tokens
+        self.new_tokens[rows, computed % self.page_tokens] = tokens
         self.served_step[rows] = step
 
     def fetch_tokens(self, sequence: Sequence) -> list[int]:
@@ -125,8 +126,8 @@ class Rows:
         """Decoding rows of a class, longest unserved first."""
         if not lane.running:
             return NO_ROWS
-        rows = np.flatnonzero(self.lane == lane.rank)
-        return rows[np.argsort(self.served_step[rows], kind="stable")]
+        rows: RowNumbers = (self.lane == lane.rank).nonzero()[0]
+        return rows[self.served_step[rows].argsort(kind="stable")]
 
     def without_room(self, rows: RowNumbers) -> list[Sequence]:
         """Those of decoding `rows` that need a page before their next token."""

@@ -20,14 +20,16 @@ from octavo.schedule.batching import Batching
 from octavo.schedule.cost import CostModel, CostProfile
 from octavo.schedule.counters import ClassCounters, ClassLoad, SchedulerCounters
 from octavo.schedule.events import Decision, Starved
-from octavo.schedule.gate import choose_lane, note_prefills, outlook_of
+from octavo.schedule.forecast import Forecast
+from octavo.schedule.gate import choose_lane, note_work, outlook_of
 from octavo.schedule.lane import Lane
 from octavo.schedule.ledger import Ledger
 from octavo.schedule.plan import StepPlan, StepResult
-from octavo.schedule.planner import Planner, StepLimits, StepView
+from octavo.schedule.planner import Planner
 from octavo.schedule.results import take_results
 from octavo.schedule.rows import Rows
 from octavo.schedule.sequence import Sequence, tenant_salt
+from octavo.schedule.step_view import StepLimits, StepView
 
 _LEARNING = 0.1
 _LONGEST_BETWEEN_SECONDS = 0.02
@@ -148,11 +150,12 @@ class Scheduler:
 
     def class_loads(self) -> dict[str, ClassLoad]:
         """How much there is of each class at this moment."""
+        forecast, now = self._forecast(), self._clock()
         return {
             name: ClassLoad(
                 waiting=lane.waiting,
                 running=len(lane.running),
-                wait_seconds=outlook_of(lane, self.cost).wait_seconds,
+                wait_seconds=outlook_of(lane, forecast, now).wait_seconds,
             )
             for name, lane in self._by_name.items()
         }
@@ -338,12 +341,18 @@ class Scheduler:
         self._planned = None
         measured = result.elapsed_seconds
         predicted = plan.predicted_seconds
-        if planner.has_tight_target and 2 * predicted >= planner.limit_seconds:
-            self._note_overrun(predicted, now)
+        passed = measured if self._result_seconds is None else now - self._result_seconds
+        is_long = planner.is_tight and 2 * predicted >= planner.limit_seconds
+        if is_long and self._result_seconds is not None:
+            self.cost.note_overrun(predicted + self._between_seconds, passed)
         self._note_between(now - measured, now)
         scale = measured / predicted if measured > 0 and predicted > 0 else 1.0
-        note_prefills(planner.draft.chunks.values(), self._lanes, now)
-        self._ledger.charge(planner, min(max(scale, 0.1), 10.0), now)
+        scale = min(max(scale, 0.1), 10.0)
+        note_work(planner.draft.chunks.values(), self._lanes, now)
+        spent = planner.spent
+        for lane in self._lanes:
+            lane.use.note(spent.get(lane, 0.0) * scale, passed)
+        self._ledger.charge(planner, scale, now)
         if len(result.rows) + len(result.decoded) == plan.row_count:
             self.cost.observe(planner.shape, measured)
         return outputs
@@ -356,12 +365,6 @@ class Scheduler:
         self.cost = self._start_cost()
         self._result_seconds = None
         self._between_seconds = 0.0
-
-    def _note_overrun(self, predicted_seconds: float, now: float) -> None:
-        """Learn how long a token took that was to come in this step, where one follows another."""
-        if self._result_seconds is not None:
-            predicted_gap = predicted_seconds + self._between_seconds
-            self.cost.note_overrun(predicted_gap, now - self._result_seconds)
 
     def _note_between(self, began_seconds: float, now: float) -> None:
         """Learn what passes between the computations of two steps, where one follows the other."""
@@ -397,6 +400,15 @@ class Scheduler:
             raise InvalidRequest(f"must be one of {names}", field="service_class")
         return lane
 
+    def _forecast(self) -> Forecast:
+        return Forecast(
+            self._lanes,
+            self.cost,
+            page_tokens=self.page_tokens,
+            most_seconds=self._limits.max_step_seconds,
+            between_seconds=self._between_seconds,
+        )
+
     def _admit_to(self, request: Request, wanted: Lane, now: float) -> Lane:
         wanted.counters.offered += 1
         try:
@@ -406,7 +418,7 @@ class Scheduler:
                 request,
                 now_seconds=now,
                 arrival_seconds=min(request.arrival_seconds or now, now),
-                cost=self.cost,
+                forecast=self._forecast(),
             )
         except Overloaded as error:
             wanted.counters.refused += 1

@@ -282,11 +282,11 @@ class Sequence:
         return self.layout.in_order(self.table, self.window_block)
 
     def extend_keys(self) -> None:
-        """Compute the keys of pages that have become full, if pages are shared."""
+        """Compute the keys of pages that `known_tokens` fill, if pages are shared."""
         if self.root is None:
             return
-        if self.token_count >= (len(self.keys) + 1) * self.page_tokens:
-            extend_keys(self.keys, self.root, self.tokens, self.page_tokens)
+        if len(self.known_tokens) >= (len(self.keys) + 1) * self.page_tokens:
+            extend_keys(self.keys, self.root, self.known_tokens, self.page_tokens)
 
     def parent_key(self, page: int) -> bytes | None:
         return self.keys[page - 1] if page else None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 
 import numpy as np
 
 from octavo.memory.cache import PageCache
 from octavo.memory.draft import PageDraft
-from octavo.schedule.lane import Lane
+from octavo.schedule.lane import ByKey, Lane
 from octavo.schedule.plan import Admission, DecodeRows, Preemption, RowPlan
 from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
@@ -96,6 +97,7 @@ class StepDraft:
         self._decodes: list[RowNumbers] = []
         self._grown: dict[int, list[int]] = {}
         self._standing: set[int] = set()
+        self._passed: dict[ByKey, int] = {}
 
     @property
     def has_rows(self) -> bool:
@@ -120,9 +122,22 @@ class StepDraft:
     def add_decodes(self, chosen: RowNumbers) -> None:
         """Add decoding rows; those that need a page first get it in the order of their keys."""
         self._decodes.append(chosen)
-        for sequence in sorted(self._rows.without_room(chosen), key=attrgetter("key")):
+        wanting = [
+            sequence
+            for sequence in self._rows.without_room(chosen)
+            if sequence.order not in self.victims
+        ]
+        wanting.sort(key=attrgetter("key"))
+        groups = self.groups
+        if groups * len(wanting) <= self.pages.available:
+            pages = self.pages.take(groups * len(wanting))
+            for place, sequence in enumerate(wanting):
+                self._grown[sequence.row] = pages[place * groups : (place + 1) * groups]
+            return
+        for sequence in wanting:
+            # Those before it may have taken its row.
             if sequence.order not in self.victims:
-                if self.has_pages or self._has_page_for(sequence):
+                if self._has_page_for(sequence):
                     self._grown[sequence.row] = self.pages.take(self.groups)
                 else:
                     self._standing.add(sequence.row)
@@ -191,10 +206,21 @@ class StepDraft:
         those who were preempted often enough.
         """
         for lane in lanes:
-            for part in (lane.ghosts, lane.running if spared else lane.exposed):
-                for victim in reversed(part):
-                    if victim.order not in self.victims:
-                        yield victim
+            yield from self._worst_first(lane.ghosts)
+            yield from self._worst_first(lane.running if spared else lane.exposed)
+
+    def _worst_first(self, part: ByKey) -> Iterator[Sequence]:
+        """Those of a part of a class who are no victims yet."""
+        passed = self._passed.get(part, 0)
+        is_run = True
+        for victim in islice(reversed(part), passed, None):
+            if victim.order not in self.victims:
+                is_run = False
+                yield victim
+            elif is_run:
+                # Victims stay victims: the next search begins behind them.
+                passed += 1
+                self._passed[part] = passed
 
     def drop_standing(self) -> None:
         """Forget decodes that got no page: nobody moves, so another choice is to be made."""
@@ -269,15 +295,19 @@ class StepDraft:
             is_out = np.zeros(len(rows.sequences), dtype=np.bool_)
             is_out[out] = True
             numbers = numbers[~is_out[numbers]]
-        places = np.zeros(len(rows.sequences), dtype=np.int64)
-        places[numbers] = np.arange(len(numbers))
+        new_pages: tuple[tuple[int, tuple[int, ...]], ...] = ()
+        if self._grown:
+            places = np.zeros(len(rows.sequences), dtype=np.int64)
+            places[numbers] = np.arange(len(numbers))
+            grown = self._grown.items()
+            new_pages = tuple([(places.item(row), tuple(pages)) for row, pages in grown])
         return DecodeRows(
             rows=numbers,
-            request_ids=tuple(map(rows.request_ids.__getitem__, numbers.tolist())),
+            request_ids=tuple(rows.request_ids[numbers].tolist()),
             starts=rows.computed[numbers],
             tokens=rows.last_token[numbers],
             table_starts=rows.room[numbers] // rows.page_tokens,
-            new_pages=tuple([(places.item(row), tuple(new)) for row, new in self._grown.items()]),
+            new_pages=new_pages,
         )
 
     def chunk_rows(self) -> tuple[RowPlan, ...]:
