@@ -80,10 +80,10 @@ class Rows:
         sequence.row = NO_ROW
 
     def set_decoding(self, sequence: Sequence, lane: Lane) -> None:
-        """A row has nothing but its last token to compute from now on."""
+        """A row, not plain so far, has nothing but its last token to compute from now on."""
         row = sequence.row
         self.lane[row] = lane.rank
-        self.last_token[row] = sequence.tokens[-1]
+        self.last_token[row] = sequence.known_tokens[-1]
         self.plain[row] = not sequence.ghost
         self.gap_seconds[row] = lane.service.inter_token_seconds or np.inf
 
