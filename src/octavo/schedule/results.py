@@ -57,6 +57,8 @@ def _sorted_out(plan: StepPlan, result: StepResult) -> tuple[list[int], _Logprob
     tokens = list(result.decoded) or [NO_TOKEN] * len(decodes)
     logprobs = list(result.decoded_logprobs) or [None] * len(decodes)
     singles: list[_Single] = []
+    if not result.rows:
+        return tokens, logprobs, singles
     planned = {row.row: row for row in plan.chunks}
     places: dict[int, int] = {}
     if any(news.row not in planned for news in result.rows):
@@ -102,10 +104,10 @@ def _take_plain(
         chosen = is_plain.tolist()
         request_ids = tuple(compress(request_ids, chosen))
         logprobs = list(compress(logprobs, chosen))
-    rows.add_tokens(numbers, latest, plan.number)
+    ended = rows.add_tokens(numbers, latest, plan.number)
     _count(ledger, numbers, now)
     rows.token_seconds[numbers] = now
-    _end_pages(ledger, rows.at_page_end(numbers))
+    _end_pages(ledger, ended)
     spans = zip(latest.tolist(), strict=True)
     cached = rows.cached_tokens[numbers].tolist()
     return list(map(EngineOutput, request_ids, spans, logprobs, repeat(None), cached))
@@ -118,10 +120,12 @@ def _count(ledger: Ledger, numbers: RowNumbers, now: float) -> None:
     missed = now - rows.token_seconds[numbers] > rows.gap_seconds[numbers]
     ranks, count = rows.lane[numbers], len(ledger.lanes)
     gaps = np.bincount(ranks, minlength=count).tolist()
-    gaps_missed = np.bincount(ranks[missed], minlength=count).tolist()
     for lane in ledger.lanes:
         lane.counters.gaps += gaps[lane.rank]
-        lane.counters.gaps_missed += gaps_missed[lane.rank]
+    if np.count_nonzero(missed):
+        gaps_missed = np.bincount(ranks[missed], minlength=count).tolist()
+        for lane in ledger.lanes:
+            lane.counters.gaps_missed += gaps_missed[lane.rank]
 
 
 def _end_pages(ledger: Ledger, ended: list[Sequence]) -> None:

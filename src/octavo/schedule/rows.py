@@ -82,10 +82,10 @@ class Rows:
         sequence.row = NO_ROW
 
     def set_decoding(self, sequence: Sequence, lane: Lane) -> None:
-        """A row has nothing but its last token to compute from now on."""
+        """A row, not plain so far, has nothing but its last token to compute from now on."""
         row = sequence.row
         self.lane[row] = lane.rank
-        self.last_token[row] = sequence.tokens[-1]
+        self.last_token[row] = sequence.known_tokens[-1]
         self.plain[row] = not sequence.ghost
         self.gap_seconds[row] = lane.service.inter_token_seconds or np.inf
 
@@ -100,13 +100,18 @@ class Rows:
             self.fetch_tokens(sequence)
             self.plain[row] = False
 
-    def add_tokens(self, rows: RowNumbers, tokens: RowNumbers, step: int) -> None:
-        """A step computed the last token of plain rows, and brought each the next one."""
+    def add_tokens(self, rows: RowNumbers, tokens: RowNumbers, step: int) -> list[Sequence]:
+        """A step computed the last token of plain rows, and brought each the next one.
+
+        Returns those whose computed token was the last one of a page.
+        """
         computed = self.computed[rows] + 1
+        columns = computed % self.page_tokens
         self.computed[rows] = computed
         self.last_token[rows] = tokens
-        self.new_tokens[rows, computed % self.page_tokens] = tokens
+        self.new_tokens[rows, columns] = tokens
         self.served_step[rows] = step
+        return self._sequences_of(rows[columns == 0])
 
     def fetch_tokens(self, sequence: Sequence) -> list[int]:
         """All tokens of a running sequence, those of plain steps too."""
@@ -132,10 +137,6 @@ class Rows:
     def without_room(self, rows: RowNumbers) -> list[Sequence]:
         """Those of decoding `rows` that need a page before their next token."""
         return self._sequences_of(rows[self.computed[rows] >= self.room[rows]])
-
-    def at_page_end(self, rows: RowNumbers) -> list[Sequence]:
-        """Those of `rows` whose last computed token was the last one of a page."""
-        return self._sequences_of(rows[self.computed[rows] % self.page_tokens == 0])
 
     def _sequences_of(self, rows: RowNumbers) -> list[Sequence]:
         return [sequence for row in rows.tolist() if (sequence := self.sequences[row]) is not None]

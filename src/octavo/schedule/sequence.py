@@ -52,6 +52,7 @@ class Sequence:
     __slots__ = (
         "cached_tokens",
         "deadline_seconds",
+        "deadline_step",
         "end_tokens",
         "first_token_sent",
         "ghost",
@@ -115,6 +116,7 @@ class Sequence:
         arrival = min(arrival, now_seconds) if arrival > 0 else now_seconds
         self.queued_seconds = self.token_seconds_before = arrival
         self.deadline_seconds = arrival + (lane.service.first_token_seconds or 0.0)
+        self.deadline_step = int(self.deadline_seconds / DEADLINE_STEP_SECONDS)
         self.key: Key = (0, 0, 0, order)
         self.preemptions = 0
         self.lost_tokens = 0
@@ -183,10 +185,6 @@ class Sequence:
         """When its latest token came; its arrival before the first one."""
         row = self.row
         return self.rows.token_seconds.item(row) if row >= 0 else self.token_seconds_before
-
-    @property
-    def deadline_step(self) -> int:
-        return int(self.deadline_seconds / DEADLINE_STEP_SECONDS)
 
     @property
     def remaining_tokens(self) -> int:
