@@ -100,7 +100,7 @@ class LinearTimer {
     const int64_t rows = int64_t(x.shape(0)), width = int64_t(x.shape(1));
     require(rows > 0 && width == weights_[0].width, "LinearTimer: x does not fit the weight");
     nb::gil_scoped_release unlocked;
-    const HugeBuffer memory(operators_.activation_bytes(rows, width, Activations::Int8));
+    const HugeBuffer memory(activation_bytes(rows, width, Activations::Int8));
     std::vector<float> y(size_t(rows * weights_[0].channels));
     ActivationBuffer buffer{};
     buffer.memory = memory.data();

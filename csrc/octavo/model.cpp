@@ -109,10 +109,9 @@ void Model::plan_workspace() {
   const int32_t heads = needs_.most_heads > 0 ? needs_.most_heads : settings_.kv_heads;
   attention_floats_ =
       (attention_scratch_floats(heads, settings_.kv_heads, settings_.head_dim) + 15) / 16 * 16;
-  const size_t activation_bytes = operators_.activation_bytes(
-      int64_t(tokens > kLogitRows ? tokens : kLogitRows), needs_.linear_width,
-      settings_.activations);
-  activations_.memory_bytes = activation_bytes;
+  activations_.memory_bytes =
+      activation_bytes(int64_t(tokens > kLogitRows ? tokens : kLogitRows), needs_.linear_width,
+                       settings_.activations);
   const auto carve = [&](Carver carver) {
     slots_.clear();
     rotation_tables_.clear();
@@ -128,7 +127,7 @@ void Model::plan_workspace() {
     logit_rows_ = carver.take<float>(kLogitRows * size_t(needs_.vocabulary));
     attention_scratch_ = carver.take<float>(attention_floats_ * size_t(pool_.threads()));
     split_ = carver.take<float>(kSplitFloats);
-    activations_.memory = carver.take<uint8_t>(activation_bytes);
+    activations_.memory = carver.take<uint8_t>(activations_.memory_bytes);
     return carver.used();
   };
   workspace_ = HugeBuffer(carve(Carver(nullptr)));

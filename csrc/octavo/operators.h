@@ -30,7 +30,6 @@ struct Operators {
                            float* out, Activations mode, ActivationBuffer& buffer);
   void (*gelu_mul_prepare)(Pool&, const float* gate, const float* up, size_t rows, size_t width,
                            float* out, Activations mode, ActivationBuffer& buffer);
-  size_t (*activation_bytes)(int64_t max_rows, int64_t max_width, Activations mode);
   void (*prepare_activations)(Pool&, const float* x, int64_t ldx, int64_t rows, int64_t width,
                               Activations mode, ActivationBuffer& buffer);
   void (*linear)(Pool&, const LinearTarget* targets, int count, const ActivationBuffer& buffer);

@@ -26,7 +26,6 @@ constexpr Operators make_operators(const char* tier) {
   table.gelu_mul = gate_mul<Gelu>;
   table.silu_mul_prepare = gate_mul_prepare<Silu>;
   table.gelu_mul_prepare = gate_mul_prepare<Gelu>;
-  table.activation_bytes = activation_bytes;
   table.prepare_activations = prepare_activations;
   table.linear = linear;
   table.embed_rows = embed_rows;
