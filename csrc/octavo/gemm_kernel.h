@@ -43,15 +43,20 @@ struct TileArguments {
 using TileKernel = void (*)(const TileArguments&);
 
 template <class Format>
+OCTAVO_INLINE const int16_t* pair_sums(const ActivationGroup& group, int part) {
+  return group.pair_sums[Format::group == block_inputs ? 2 : part];
+}
+
+template <class Format>
 OCTAVO_INLINE int32_t code_sum(const ActivationGroup& group, int part) {
-  if constexpr (Format::group == block_inputs) return group.half_sum[0] + group.half_sum[1];
-  return group.half_sum[part];
+  const int16_t* sums = pair_sums<Format>(group, part);
+  return sums[0] + sums[1];
 }
 
 template <class Format>
 OCTAVO_INLINE float scaled_code_sum(const ActivationGroup& group, int part) {
   if constexpr (Format::group == block_inputs) return group.scaled_sum;
-  return group.scale * static_cast<float>(group.half_sum[part]);
+  return group.scale * static_cast<float>(code_sum<Format>(group, part));
 }
 
 OCTAVO_INLINE void prefetch_block(const TileArguments& a, int64_t block) {

@@ -1,9 +1,11 @@
 // Integer micro-kernel for AVX2 without VNNI.
 //
 // maddubs adds two products u8 * s8 with 16-bit saturation, so the way to an exact sum depends on
-// the largest code: up to 15, the eight steps of a group fit 16 bits (8 * 2 * 15 * 127 < 2^15);
-// up to 31 four steps do and up to 63 two; full bytes (zero point 128) become signed and lend their sign to the
-// activation, whose pair sums then stay below 2 * 128 * 127.
+// the largest code. With a zero point in the middle of the codes, the sum of a whole group about it
+// fits 16 bits: 8 steps of 2 products of at most 16 * 127, or the 4 steps of a group of 16 with
+// codes up to 63. Sums of 16 bits wrap around, so only the last one has to fit. Without a zero point
+// eight steps fit for codes up to 15, four up to 31. Full bytes (zero point 128) become signed and
+// lend their sign to the activation, whose pair sums then stay below 2 * 128 * 127.
 #pragma once
 
 #include <immintrin.h>
@@ -16,6 +18,10 @@ constexpr int max_tile_rows = 4;
 
 template <class Format>
 constexpr bool signed_codes = Format::largest_code > 63;
+
+// Sums of 16 bits start with what the zero point takes away, and the code's distance to it counts.
+template <class Format>
+constexpr bool centred = !Format::affine && !signed_codes<Format>;
 
 // 8 channels of one step; `column` counts registers of 8 channels from `codes` on.
 template <class Format>
@@ -50,14 +56,43 @@ OCTAVO_INLINE void keep_order(__m256i& sum) { asm("" : "+x"(sum)); }
 // Steps whose pair sums may be added in 16 bits before they are widened.
 template <class Format>
 constexpr int steps_in_16_bits() {
-  if (signed_codes<Format>) return 1;
-  constexpr int fit = 32767 / (2 * 127 * Format::largest_code);
-  constexpr int steps = Format::group / 4;
-  return fit >= steps ? steps : fit >= 4 ? 4 : 2;
+  if constexpr (signed_codes<Format>) {
+    return 1;
+  } else {
+    constexpr int steps = Format::group / 4;
+    constexpr int largest = centred<Format> ? (Format::largest_code + 1) / 2 : Format::largest_code;
+    constexpr int fit = 32767 / (2 * 127 * largest);
+    static_assert(fit >= steps || (!centred<Format> && fit >= 4), "a sum does not fit 16 bits");
+    return fit >= steps ? steps : 4;
+  }
+}
+
+// A block for the `Columns` registers of 8 channels that the pointers start at.
+struct BlockPointers {
+  const uint8_t* scales;
+  const uint8_t* codes;
+  const int8_t* x;
+  const ActivationGroup* groups;
+  float* sums;
+};
+
+// words = -zero point * the row's sums of code pairs.
+template <int Rows, int Columns, class Format>
+OCTAVO_INLINE void start_sums(const TileArguments& a, const BlockPointers& p, int part,
+                              __m256i (&words)[Rows][Columns]) {
+  const __m256i factor = _mm256_set1_epi16(static_cast<int16_t>(-a.zero_point));
+OCTAVO_UNROLL
+  for (int r = 0; r < Rows; ++r) {
+    int32_t two;
+    __builtin_memcpy(&two, pair_sums<Format>(p.groups[r * a.groups_stride], part), sizeof two);
+    const __m256i start = _mm256_mullo_epi16(_mm256_set1_epi32(two), factor);
+OCTAVO_UNROLL
+    for (int c = 0; c < Columns; ++c) words[r][c] = start;
+  }
 }
 
 template <int Rows, int Columns, class Format>
-OCTAVO_INLINE void integer_sums(const uint8_t* codes, const int8_t* x, int64_t x_stride, int part,
+OCTAVO_INLINE void integer_sums(const TileArguments& a, const BlockPointers& p, int part,
                                 __m256i (&sums)[Rows][Columns]) {
   constexpr int steps = Format::group / 4;
   constexpr int run = steps_in_16_bits<Format>();
@@ -65,6 +100,7 @@ OCTAVO_INLINE void integer_sums(const uint8_t* codes, const int8_t* x, int64_t x
 OCTAVO_UNROLL
   for (int first = 0; first < steps; first += run) {
     __m256i words[Rows][Columns];
+    if constexpr (centred<Format>) start_sums<Rows, Columns, Format>(a, p, part, words);
 OCTAVO_UNROLL
     for (int s = 0; s < run; ++s) {
       const int ordinal = first + s;
@@ -75,7 +111,7 @@ OCTAVO_UNROLL
       __m256i magnitude[Columns];
 OCTAVO_UNROLL
       for (int c = 0; c < Columns; ++c) {
-        w[c] = load_column<Format>(codes, step, c);
+        w[c] = load_column<Format>(p.codes, step, c);
         if constexpr (signed_codes<Format>) {
           w[c] = _mm256_xor_si256(w[c], _mm256_set1_epi8(-128));
           magnitude[c] = _mm256_abs_epi8(w[c]);
@@ -83,7 +119,7 @@ OCTAVO_UNROLL
       }
 OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
-        const __m256i four = load_four(x + r * x_stride + step * 4);
+        const __m256i four = load_four(p.x + r * a.activations_stride + step * 4);
 OCTAVO_UNROLL
         for (int c = 0; c < Columns; ++c) {
           __m256i product;
@@ -92,7 +128,7 @@ OCTAVO_UNROLL
           } else {
             product = _mm256_maddubs_epi16(w[c], four);
           }
-          words[r][c] = s == 0 ? product : _mm256_add_epi16(words[r][c], product);
+          words[r][c] = s == 0 && !centred<Format> ? product : _mm256_add_epi16(words[r][c], product);
           keep_order(words[r][c]);
         }
       }
@@ -109,21 +145,12 @@ OCTAVO_UNROLL
   }
 }
 
-// A block for the `Columns` registers of 8 channels that the pointers start at.
-struct BlockPointers {
-  const uint8_t* scales;
-  const uint8_t* codes;
-  const int8_t* x;
-  const ActivationGroup* groups;
-  float* sums;
-};
-
 // Registers hold the integer sums; the float sums stay in memory (first-level cache), for both do
 // not fit 16 registers.
 template <int Rows, int Columns, class Format>
 OCTAVO_INLINE void add_group(const TileArguments& a, const BlockPointers& p, int part) {
   __m256i sums[Rows][Columns];
-  integer_sums<Rows, Columns, Format>(p.codes, p.x, a.activations_stride, part, sums);
+  integer_sums<Rows, Columns, Format>(a, p, part, sums);
   const uint8_t* d = p.scales + part * Format::group_scales_bytes;
   __m256 scale[Columns];
   __m256 minimum[Columns];
@@ -139,12 +166,7 @@ OCTAVO_UNROLL
     float* out = p.sums + r * panel_channels;
 OCTAVO_UNROLL
     for (int c = 0; c < Columns; ++c) {
-      __m256i sum = sums[r][c];
-      if constexpr (!Format::affine && !signed_codes<Format>) {
-        const int32_t start = -a.zero_point * code_sum<Format>(group, part);
-        sum = _mm256_add_epi32(sum, _mm256_set1_epi32(start));
-      }
-      const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), row_scale);
+      const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[r][c]), row_scale);
       __m256 f = _mm256_fmadd_ps(scaled, scale[c], _mm256_loadu_ps(out + 8 * c));
       if constexpr (Format::affine) {
         const __m256 scaled_sum = _mm256_set1_ps(scaled_code_sum<Format>(group, part));

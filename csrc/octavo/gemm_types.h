@@ -17,10 +17,11 @@ enum class Activations { Int8, Int8x2, Fp32 };
 // What 32 quantised activations need besides their codes. x ~ scale * code.
 struct ActivationGroup {
   float scale;
-  // Sums of the codes 0..15 and 16..31, for zero points.
-  int16_t half_sum[2];
   // scale * (sum of all codes), for minimums.
   float scaled_sum;
+  // For zero points: sums of the codes k with k % 4 < 2 and of the others, out of the codes 0..15,
+  // 16..31 and all.
+  int16_t pair_sums[3][2];
 };
 
 // Activations of one call, ready for every weight of the same width. Row r of x is term row r, or

@@ -14,6 +14,15 @@ namespace octavo::OCTAVO_TIER {
 
 constexpr float smallest_amax = 0x1p-100f;
 
+// All ones in the lanes i with i % 4 < 2.
+alignas(64) constexpr int32_t first_pair_lanes[16] = {-1, -1, 0, 0, -1, -1, 0, 0,
+                                                      -1, -1, 0, 0, -1, -1, 0, 0};
+
+OCTAVO_INLINE void store_pair_sums(int32_t first, int32_t all, int16_t (&sums)[2]) {
+  sums[0] = static_cast<int16_t>(first);
+  sums[1] = static_cast<int16_t>(all - first);
+}
+
 struct GroupValues {
   simd::F16 low, high;
 };
@@ -37,10 +46,14 @@ OCTAVO_INLINE GroupValues quantize_group(GroupValues x, int8_t* codes, Activatio
   simd::store_int8(codes + 16, high);
   const int32_t low_sum = simd::reduce_add(low);
   const int32_t high_sum = simd::reduce_add(high);
+  const simd::I16 first_pairs = simd::load_int(first_pair_lanes);
+  const int32_t low_first = simd::reduce_add(simd::bit_and(low, first_pairs));
+  const int32_t high_first = simd::reduce_add(simd::bit_and(high, first_pairs));
   group->scale = scale;
-  group->half_sum[0] = static_cast<int16_t>(low_sum);
-  group->half_sum[1] = static_cast<int16_t>(high_sum);
   group->scaled_sum = scale * static_cast<float>(low_sum + high_sum);
+  store_pair_sums(low_first, low_sum, group->pair_sums[0]);
+  store_pair_sums(high_first, high_sum, group->pair_sums[1]);
+  store_pair_sums(low_first + high_first, low_sum + high_sum, group->pair_sums[2]);
   const simd::F16 step = simd::set1(scale);
   return {simd::fnma(step, simd::to_float(low), x.low),
           simd::fnma(step, simd::to_float(high), x.high)};

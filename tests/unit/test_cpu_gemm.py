@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import NamedTuple
 
@@ -142,6 +143,34 @@ def test_fp32_activations_give_the_product_of_the_stored_weights(format: Format)
     weight = random_weight(format)
     x = random_rows(9)
     assert relative_error(linear(weight, x, "fp32"), x, weight) < format.tolerance
+
+
+@pytest.mark.parametrize("fill", [0x00, 0xFF])
+@pytest.mark.parametrize(
+    "format",
+    [format for format in QUANTISED if re.fullmatch("Q[4-8]_[01]|Q6_K", name(format))],
+    ids=name,
+)
+def test_the_largest_sums_are_exact(format: Format, fill: int) -> None:
+    """All codes at one end of their range, all activations at the other: no tier may overflow."""
+    block_elements, block_bytes = gguf.GGML_QUANT_SIZES[format.type]
+    raw = np.full((CHANNELS, WIDTH // block_elements, block_bytes), fill, np.uint8)
+    if format.type.name == "Q8_0":
+        raw ^= 0x80  # its codes are signed
+    if format.type.name == "Q6_K":
+        raw[:, :, 192:208] = 1  # the scales of the groups
+    two = np.frombuffer(np.float16(2.0**-6).tobytes(), np.uint8)
+    for offset in format.super_scales or ((0, 2) if format.type.name.endswith("_1") else (0,)):
+        raw[:, :, offset : offset + 2] = two
+    raw = raw.reshape(CHANNELS, -1)
+    values = gguf.quants.dequantize(raw, format.type).astype(np.float32)
+    packed = _native.PackedMatrix(raw.reshape(-1), format.type, CHANNELS, WIDTH, threads=1)
+    weight = Weight(raw, values.reshape(CHANNELS, WIDTH), packed)
+    x = np.ones((30, WIDTH), np.float32) * np.resize([1, -1], (30, 1)).astype(np.float32)
+    for tier in tiers():
+        for rows in (x[:2], x):
+            found = linear(weight, rows, "int8", tier=tier)
+            assert relative_error(found, rows, weight) < format.tolerance
 
 
 @pytest.mark.parametrize("format", QUANTISED, ids=name)
