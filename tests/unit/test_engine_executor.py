@@ -291,7 +291,7 @@ def decoding_plans(model: FakeModel) -> tuple[ModelExecutor, StepPlan]:
         starts=numbers * 0 + 4,
         tokens=np.array([20, 21, 22, 42]),
         table_starts=numbers * 0 + 1,
-        new_pages=tuple((place, 8 + place) for place in range(len(owners))),
+        new_pages=tuple((place, (8 + place,)) for place in range(len(owners))),
     )
     newcomer = request("newcomer", (9, 10))
     return executor, StepPlan(
