@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.peers.rounds import OURS, Run
+from benchmarks.peers.rounds import OURS, PEER_LOADS, Run
 from benchmarks.serving.report import latency
 
 _TINY = 1e-9
@@ -63,12 +63,14 @@ TTFT_P99 = _latency("TTFT p99, ms", "ttft", "p99")
 TPOT = _latency("TPOT p50, ms", "tpot", "p50")
 TPOT_P99 = _latency("TPOT p99, ms", "tpot", "p99")
 MEMORY = Figure("peak memory, MB", lambda run: run.peak_bytes / 1e6)
+SECONDS = Figure("all requests, s", lambda run: run.summary.seconds)
 START = Figure("start to first token, s", lambda run: run.start_seconds)
 
 FIGURES: Mapping[str, Sequence[Figure]] = {
     "crowd": (THROUGHPUT, TTFT, TTFT_P99, TPOT, TPOT_P99, MEMORY),
     "one": (DECODE, TTFT, MEMORY),
     "long": (TTFT, MEMORY),
+    "prefix": (SECONDS, TTFT, TTFT_P99, MEMORY),
 }
 ANY_LOAD = "any"
 
@@ -109,6 +111,6 @@ def remarks(runs: Sequence[Run]) -> list[str]:
             found.append(f"{where}: {count} x {kind}: {summary.first_messages[kind]}")
         if summary.answers_of_other_length or summary.prompts_of_other_length:
             found.append(f"{where}: lengths differ from what was wanted")
-        if summary.cached_tokens:
+        if summary.cached_tokens and not PEER_LOADS[run.load].prefix_tokens:
             found.append(f"{where}: {summary.cached_tokens} prompt tokens came from a cache")
     return found

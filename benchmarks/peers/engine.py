@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.serving.load import Load
+from benchmarks.serving.measure import prompt_of
 from benchmarks.serving.prompts import PromptMaker, open_tokenizer
 from benchmarks.serving.report import Summary
 
@@ -81,5 +82,5 @@ def id_maker(model_file: Path) -> PromptMaker:
 
 async def prompts_of(maker: PromptMaker, load: Load) -> list[list[int]]:
     """One prompt a job, the same as the load generator sends to a server."""
-    made = [await maker.make(load.seed, job.number, job.prompt_tokens) for job in load.jobs()]
+    made = [await prompt_of(maker, load.seed, job) for job in load.jobs()]
     return [prompt for prompt in made if isinstance(prompt, list)]

@@ -57,6 +57,7 @@ def open_pipeline(options: argparse.Namespace) -> openvino_genai.ContinuousBatch
     # A request holds its last block only in part.
     config.num_kv_blocks = -(-options.kv_tokens // BLOCK_TOKENS) + options.rows
     config.max_num_seqs = options.rows
+    config.enable_prefix_caching = True
     if options.step_tokens is not None:
         config.max_num_batched_tokens = options.step_tokens
     return openvino_genai.ContinuousBatchingPipeline(

@@ -17,8 +17,10 @@ OURS = "octavo"
 PEER_LOADS: Mapping[str, Load] = {
     **LOADS,
     "long": Load(2, Lengths(4096, 4096), Lengths(4, 4), at_once=1),
+    "prefix": Load(32, Lengths(32, 32), Lengths(32, 32), at_once=16, prefix_tokens=1024),
 }
-"""The named loads of the load generator, and a prompt that only its time to first token is of."""
+"""The named loads of the load generator, a prompt that only its time to first token is of, and one
+long beginning that all prompts share."""
 
 
 @dataclass(frozen=True, slots=True)

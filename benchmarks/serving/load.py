@@ -81,7 +81,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop of `at_once` clients, or arrivals at `rate` a second, whichever is given."""
+    """A closed loop of `at_once` clients, or arrivals at `rate` a second, whichever is given.
+
+    Before its own `prompt`, every request has the same `prefix_tokens` tokens.
+    """
 
     requests: int
     prompt: Lengths
@@ -89,6 +92,7 @@ class Load:
     at_once: int | None = None
     rate: float | None = None
     seed: int = 0
+    prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
         if (self.at_once is None) == (self.rate is None):
@@ -100,22 +104,30 @@ class Load:
 
     def __str__(self) -> str:
         pace = f"{self.at_once} at once" if self.rate is None else f"{self.rate:g} a second"
+        shared = f"{self.prefix_tokens} shared and " if self.prefix_tokens else ""
         return (
-            f"{self.requests} requests, prompts of {self.prompt} tokens, "
+            f"{self.requests} requests, prompts of {shared}{self.prompt} tokens, "
             f"answers of {self.output}, {pace}, seed {self.seed}"
         )
 
     @property
     def slot_tokens(self) -> int:
         """Cache that one request may need, in whole multiples of 256."""
-        return -(-(self.prompt.high + self.output.high + 16) // 256) * 256
+        longest = self.prefix_tokens + self.prompt.high + self.output.high
+        return -(-(longest + 16) // 256) * 256
 
     def jobs(self) -> list[Job]:
         """The same jobs each time. Lengths do not depend on the pace."""
         lengths = random.Random(f"lengths {self.seed}")
         arrivals = self._arrivals(random.Random(f"arrivals {self.seed}"))
         return [
-            Job(number, self.prompt.draw(lengths), self.output.draw(lengths), next(arrivals))
+            Job(
+                number,
+                self.prefix_tokens + self.prompt.draw(lengths),
+                self.output.draw(lengths),
+                next(arrivals),
+                prefix_tokens=self.prefix_tokens,
+            )
             for number in range(self.requests)
         ]
 

@@ -157,7 +157,7 @@ async def prepare(
         model = options.model or await first_model(target, clock)
         maker = await prompt_maker(target, options, model, load.seed, clock)
         jobs = load.jobs()
-        prompts = {job.number: await _prompt(maker, load.seed, job) for job in jobs}
+        prompts = {job.number: await prompt_of(maker, load.seed, job) for job in jobs}
         for number, job in enumerate(jobs[: options.warmup_requests]):
             prompt = await maker.make(load.seed, _WARM_UP_NUMBER + number, job.prompt_tokens)
             answer = await send(job, prompt)
@@ -170,7 +170,12 @@ async def prepare(
     return Prepared(model, maker.as_ids, jobs, prompts, send)
 
 
-async def _prompt(maker: PromptMaker, seed: int, job: Job) -> Prompt:
+async def prompt_of(maker: PromptMaker, seed: int, job: Job) -> Prompt:
+    """The prompt of a job, with the prefix that it shares with others.
+
+    Raises:
+        PromptError: it can't be made so long, or a shared prefix is wanted without token ids.
+    """
     own = await maker.make(seed, job.number, job.prompt_tokens - job.prefix_tokens)
     if not job.prefix_tokens:
         return own

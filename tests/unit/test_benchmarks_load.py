@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from benchmarks.serving.answers import Answer
 from benchmarks.serving.load import Job, Lengths, Load
+from benchmarks.serving.measure import prompt_of
 from benchmarks.serving.pace import Record, drive
 from benchmarks.serving.prompts import PromptError, PromptMaker
 from hypothesis import given, settings
@@ -172,6 +173,11 @@ async def thirds(text: str) -> list[int]:
     return [len(text[start : start + 3]) for start in range(0, len(text), 3)]
 
 
+async def letters(text: str) -> list[int]:
+    """A vocabulary of a token a letter."""
+    return list(map(ord, text))
+
+
 def maker(*, tokenize: Any = thirds, as_ids: bool = False, added: int = 5) -> PromptMaker:
     async def probe(text: str) -> int | None:
         return len(await thirds(text)) + added
@@ -204,6 +210,17 @@ def test_prompts_differ_from_the_beginning_and_come_again() -> None:
     prompts = [asyncio.run(made(maker(), 60, number)) for number in range(20)]
     assert len({prompt[:24] for prompt in prompts}) == 20
     assert asyncio.run(made(maker(), 60, 3)) == prompts[3]
+
+
+def test_prompts_of_a_load_with_a_prefix_share_that_and_no_more() -> None:
+    load = Load(4, Lengths(8, 8), Lengths(3, 3), at_once=2, prefix_tokens=24)
+    assert load.slot_tokens == 256
+    assert replace(load, prefix_tokens=240).slot_tokens == 512
+    ids = maker(tokenize=letters, as_ids=True)
+    prompts = [asyncio.run(prompt_of(ids, load.seed, job)) for job in load.jobs()]
+    assert {len(prompt) for prompt in prompts} == {32}
+    assert len({tuple(prompt[:24]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[24:]) for prompt in prompts}) == 4
 
 
 def test_a_prompt_shorter_than_what_the_server_adds_is_refused() -> None:

@@ -81,12 +81,12 @@ def test_failures_and_wrong_lengths_are_remarked() -> None:
     short = replace(run("other", 0, 1.0).summary, answers_of_other_length=1, cached_tokens=5)
     broken = replace(short, answers_of_other_length=0, cached_tokens=0, failures={"timeout": 2})
     broken = replace(broken, first_messages={"timeout": "too late"})
-    found = remarks(
-        [
-            replace(run("other", number, 1.0), summary=each)
-            for number, each in enumerate((short, broken, summary(1.0)))
-        ]
-    )
+    runs = [
+        replace(run("other", number, 1.0), summary=each)
+        for number, each in enumerate((short, broken, summary(1.0)))
+    ]
+    from_cache = replace(summary(1.0), cached_tokens=5)
+    found = remarks([*runs, replace(run("other", 3, 1.0), load="prefix", summary=from_cache)])
     assert found == [
         "other, one, round 1: lengths differ from what was wanted",
         "other, one, round 1: 5 prompt tokens came from a cache",
