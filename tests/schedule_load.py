@@ -96,9 +96,7 @@ class CheckedLoad:
         if patience and plan.is_empty:
             self.driver.wait(patience)
             return
-        # Taking rows and pages away may be all that a step can do, for the next one.
-        if not plan.preemptions:
-            assert plan.is_empty == (not self.live), "work was left undone"
+        assert plan.is_empty == (not self.live), "work was left undone"
         self._check_limits(plan)
         self._check_victims(plan, running, over)
         self._check_nobody_idles(plan, running, held_pages)

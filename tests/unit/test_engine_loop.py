@@ -201,3 +201,30 @@ def test_full_pool_preempts_and_every_answer_is_right() -> None:
     for request in requests:
         assert answers[request.id].token_ids == expected_tokens(model, request.prompt, 20)
     idle_and_clean(rig)
+
+
+def test_requests_that_nobody_would_wake_are_planned_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = FakeModel()
+    rig = Rig(model, pages=16, page_tokens=4)
+    asked = make_request("aside", (5, 6, 7, 8, 9), seed=1)
+    rig.add(asked)
+    rig.scheduler.hold_back(asked.id)
+    answers = rig.run()
+    assert answers[asked.id].token_ids == expected_tokens(model, asked.prompt, 8)
+    assert "1 of 1 waiting requests sat aside" in caplog.text
+    assert rig.scheduler.counters.repairs == 1
+    idle_and_clean(rig)
+
+
+def test_an_engine_that_cannot_go_on_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(FakeModel(), pages=16, page_tokens=4)
+    rig.engine.add(make_request("stuck", (5, 6, 7), seed=1))
+    monkeypatch.setattr(
+        rig.scheduler, "plan", lambda: StepPlan(number=rig.scheduler.counters.steps)
+    )
+    monkeypatch.setattr(rig.scheduler, "commit", lambda plan: None)
+    monkeypatch.setattr(rig.scheduler, "on_result", lambda result: [])
+    with pytest.raises(EngineError, match="1 requests wait and nothing can run"):
+        rig.run_steps(20)

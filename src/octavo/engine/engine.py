@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from octavo.schedule.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from octavo.memory.tiers.swapper import Swapper
+
+logger = logging.getLogger("octavo")
 
 _MAX_EMPTY_STEPS = 3
 _LONGEST_SLEEP_SECONDS = 0.002
@@ -191,7 +194,9 @@ class Engine:
 
     def _check_progress(self, plan: StepPlan) -> None:
         self._empty_steps = self._empty_steps + 1 if plan.is_empty and self.has_work else 0
-        if self._empty_steps > _MAX_EMPTY_STEPS:
+        if self._empty_steps == _MAX_EMPTY_STEPS:
+            logger.error("nothing could run, please report this: %s", self.scheduler.unstick())
+        elif self._empty_steps > 2 * _MAX_EMPTY_STEPS:
             raise EngineError(
                 f"{self.scheduler.waiting_count} requests wait and nothing can run",
                 remedy="please report this with the request sizes and memory settings",

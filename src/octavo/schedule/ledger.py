@@ -81,6 +81,13 @@ class Ledger:
         if self.producers.unpark(sequence):
             self._push(sequence, now)
 
+    def recall(self, now: float) -> int:
+        """Queue everybody again who sits aside, whatever for; how many they are."""
+        aside = self.producers.forget()
+        for sequence in aside:
+            self._push(sequence, now)
+        return len(aside)
+
     # What a plan does
 
     def apply(self, plan: StepPlan, planner: Planner, now: float) -> int:

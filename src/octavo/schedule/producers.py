@@ -89,6 +89,15 @@ class PrefixProducers:
             del self._parked[key]
         return True
 
+    def forget(self) -> list[Sequence]:
+        """Remove all marks; who was parked."""
+        self.marks.clear()
+        aside = [sequence for waiting in self._parked.values() for sequence in waiting]
+        self._parked.clear()
+        for sequence in aside:
+            sequence.parked_on = None
+        return aside
+
     def clear(self, sequence: Sequence, keys: Iterable[bytes]) -> list[Sequence]:
         """Remove its marks of `keys`; who wakes up."""
         woken = []

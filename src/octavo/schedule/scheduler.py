@@ -383,6 +383,21 @@ class Scheduler:
         self._ledger.repair()
         self._planned = None
 
+    def unstick(self) -> str:
+        """Let everybody be planned again after nothing could run; what was found, for the log.
+
+        That is a defect, which must not cost the requests that are there their answers.
+        """
+        findings = self.audit()
+        self.repair()
+        aside = self._ledger.recall(self._clock())
+        pool = self.cache.pool
+        findings += [
+            f"{aside} of {self.waiting_count} waiting requests sat aside",
+            f"{self.running_count} run and hold {pool.held_count} of {pool.pages} pages",
+        ]
+        return "; ".join(findings)
+
     def _end(self, request_id: RequestId, state: RequestState, reason: str) -> bool:
         sequence = self._ledger.sequences.get(request_id)
         if sequence is None:

@@ -101,7 +101,16 @@ class StepDraft:
 
     @property
     def has_rows(self) -> bool:
-        return bool(self.chunks) or sum(map(len, self._decodes)) > len(self._standing)
+        """Somebody computes something: whoever was chosen may have lost its row since."""
+        if self.chunks:
+            return True
+        out = self._out
+        return any(row not in out for chosen in self._decodes for row in chosen.tolist())
+
+    @property
+    def _out(self) -> set[int]:
+        """Rows that compute nothing, chosen or not."""
+        return self._standing | {victim.row for victim, _ in self.victims.values()}
 
     def kv_limit(self, lane: Lane) -> float:
         return lane.service.kv_share * self._total_pages
@@ -290,10 +299,10 @@ class StepDraft:
         chosen = self._decodes
         numbers = chosen[0] if len(chosen) == 1 else np.concatenate(chosen or [NO_ROWS])
         rows = self._rows
-        out = [*self._standing, *(victim.row for victim, _ in self.victims.values())]
+        out = self._out
         if out:
             is_out = np.zeros(len(rows.sequences), dtype=np.bool_)
-            is_out[out] = True
+            is_out[list(out)] = True
             numbers = numbers[~is_out[numbers]]
         new_pages: tuple[tuple[int, tuple[int, ...]], ...] = ()
         if self._grown:
