@@ -68,7 +68,7 @@ def test_who_is_told_later_comes_after_those_who_were_told_before() -> None:
     assert tickets.expected(4.5) == (3, 30)  # told 1, 2, 4, 6 and 8 seconds
     assert tickets.redeem(0, 1.0)
     assert tickets.booked_seconds == 8.0
-    assert tickets.give(9, 10, 601.0, 0.0, service_seconds=2.0) == 600.0
+    assert tickets.give(9, 10, 61.0, 0.0, service_seconds=2.0) == 60.0
     assert len(tickets) == 4  # nothing is promised for so late
 
 

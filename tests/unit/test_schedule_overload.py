@@ -13,7 +13,7 @@ from octavo.core.service_classes import BUILT_IN, ServiceClass
 from octavo.plan.simulator import ClockExecutor, SimulatedClock
 from octavo.schedule.cost import CostProfile
 from octavo.schedule.scheduler import Scheduler
-from schedule_harness import request
+from schedule_harness import Driver, request
 
 COST = CostProfile(
     constant=0.007,
@@ -145,3 +145,13 @@ def test_promises_and_told_times_hold_at_three_times_the_capacity() -> None:
     assert beyond.retries_taken >= 0.9 * beyond.retries
     assert beyond.goodput >= 0.95 * capacity.goodput
     assert beyond.largest_queue < 64
+
+
+def test_nobody_is_expected_any_more_after_the_told_time() -> None:
+    driven = Driver(pages=64, page_tokens=4, classes=(ServiceClass("fast", 0.5),))
+    scheduler = driven.scheduler
+    scheduler._lanes[0].tickets.give(1, 1000, 1.0, driven.now_seconds)
+    driven.wait(1.0)
+    assert scheduler.class_loads()["fast"].wait_seconds > 0
+    driven.wait(10.0)
+    assert scheduler.class_loads()["fast"].wait_seconds == 0

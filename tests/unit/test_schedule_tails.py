@@ -61,6 +61,17 @@ def test_prompts_within_a_page_and_at_its_end(prompt_tokens: int) -> None:
     check(driven, *asked)
 
 
+def test_nobody_waits_for_a_tail_that_is_gone_with_its_prompt() -> None:
+    driven = driver()
+    asked = choices(range(19), count=8, max_new_tokens=1)
+    driven.add(*asked)
+    first, second = driven.step(), driven.step()
+    assert [len(plan.chunks) for plan in (first, second)] == [1, 7]
+    assert not driven.scheduler.has_work
+    driven.step()
+    check(driven, *asked)
+
+
 @pytest.mark.parametrize("prompt_tokens", [1, 5])
 def test_nothing_is_copied_where_the_last_token_begins_a_page(prompt_tokens: int) -> None:
     driven = driver()

@@ -7,7 +7,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-MOST_RETRY_SECONDS = 600.0
+MOST_RETRY_SECONDS = 60.0
+"""Nobody is told to wait longer, and no room is kept beyond: clients who never come back would make
+an idle class refuse others for as long."""
 _FORGETTING = 0.95
 _MOST_TICKETS = 4096
 _EARLY_SECONDS = 0.25
@@ -124,7 +126,7 @@ class Tickets:
         """Promise room after `wait_seconds`, told in whole seconds; the seconds to be told.
 
         Whoever has a ticket and comes too early is told the same time again. Nothing is promised
-        for later than ten minutes from now.
+        for later than a minute from now.
         """
         held = self._tickets.get(asked)
         if held is not None:

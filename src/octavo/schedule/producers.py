@@ -31,9 +31,15 @@ def find_producer(
 
 
 def computed_keys(sequence: Sequence, first_page: int) -> list[bytes]:
-    """Keys of what a request that has `first_page` pages from the cache is going to compute."""
-    keys = sequence.keys[first_page:]
-    return keys if sequence.tail is None else [*keys, sequence.tail]
+    """Keys of what a request that has `first_page` pages from the cache is going to compute.
+
+    Without the tail of a prompt whose first token is the last one too: it would be gone before
+    anybody could copy it.
+    """
+    keys, tail = sequence.keys[first_page:], sequence.tail
+    if tail is None or sequence.end_tokens <= sequence.prompt_tokens + 1:
+        return keys
+    return [*keys, tail]
 
 
 class PrefixProducers:

@@ -151,6 +151,8 @@ class Scheduler:
     def class_loads(self) -> dict[str, ClassLoad]:
         """How much there is of each class at this moment."""
         forecast, now = self._forecast(), self._clock()
+        for lane in self._lanes:
+            lane.tickets.expire(now)
         return {
             name: ClassLoad(
                 waiting=lane.waiting,
