@@ -240,3 +240,19 @@ class Driver:
             output.prompt_logprobs or known.prompt_logprobs,
             output.finish_reason,
         )
+
+
+def driver(**changes: object) -> Driver:
+    """A small scheduler, with `changes` of its limits."""
+    return Driver(**{"pages": 64, "page_tokens": 4, "token_budget": 32, "max_rows": 8, **changes})
+
+
+def lengths(plan: StepPlan) -> dict[str, int]:
+    """How many tokens of each request a plan computes."""
+    return {row.request_id: len(row.tokens) for row in plan.rows}
+
+
+def check_alone(driven: Driver, *requests: Request) -> None:
+    """Everybody has the answer that it would have alone."""
+    for asked in requests:
+        assert driven.answers[asked.id] == alone(asked, driven.scheduler.limit_tokens)

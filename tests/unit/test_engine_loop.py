@@ -213,7 +213,7 @@ def test_requests_that_nobody_would_wake_are_planned_again(
     rig.scheduler.hold_back(asked.id)
     answers = rig.run()
     assert answers[asked.id].token_ids == expected_tokens(model, asked.prompt, 8)
-    assert "1 of 1 waiting requests sat aside" in caplog.text
+    assert "0 requests had rows and 1 waited" in caplog.text
     assert rig.scheduler.counters.repairs == 1
     idle_and_clean(rig)
 

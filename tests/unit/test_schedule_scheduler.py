@@ -11,22 +11,9 @@ from msgspec import structs
 from octavo.core.errors import CapacityError, InvalidRequest, PromptTooLong, SettingsError
 from octavo.core.request import FinishReason, Request, RequestState, Transition
 from octavo.memory._pages import FREE
-from octavo.schedule.plan import StepPlan, StepResult
+from octavo.schedule.plan import StepResult
 from octavo.schedule.scheduler import Scheduler
-from schedule_harness import Driver, alone, next_token, request
-
-
-def driver(**changes: object) -> Driver:
-    return Driver(**{"pages": 64, "page_tokens": 4, "token_budget": 32, "max_rows": 8, **changes})
-
-
-def lengths(plan: StepPlan) -> dict[str, int]:
-    return {row.request_id: len(row.tokens) for row in plan.rows}
-
-
-def check_alone(driven: Driver, *requests: Request) -> None:
-    for asked in requests:
-        assert driven.answers[asked.id] == alone(asked, driven.scheduler.limit_tokens)
+from schedule_harness import Driver, alone, check_alone, driver, lengths, next_token, request
 
 
 class TestLimits:
@@ -323,88 +310,6 @@ class TestPreemption:
         assert output.finish_reason is FinishReason.ERROR
         assert output.error is not None
         assert "0 prompt log-probabilities came back instead of 4" in output.error
-
-
-class TestSharing:
-    def test_a_finished_prompt_is_reused_in_whole_pages_but_one_token(self) -> None:
-        driven = driver()
-        for name, prompt, cached in (
-            ("a", range(8), 0),
-            ("b", range(8), 4),
-            ("c", range(9), 8),
-            ("d", range(20), 8),
-        ):
-            driven.add(request(name, prompt, max_new_tokens=1))
-            driven.run()
-            assert driven.outputs[-1].cached_tokens == cached
-
-    def test_generated_pages_are_reused_by_the_next_turn(self) -> None:
-        driven = driver()
-        driven.add(request("a", range(6), max_new_tokens=8))
-        driven.run()
-        follow = (*range(6), *driven.answers["a"].tokens, 5, 5)
-        driven.add(request("b", follow))
-        driven.run()
-        assert driven.outputs[-1].cached_tokens == 12
-
-    def test_salts_separate_tenants(self) -> None:
-        driven = driver()
-        for name, salt in (("a", b"x"), ("b", b"y")):
-            driven.add(request(name, range(9), salt=salt))
-            driven.run()
-            assert driven.outputs[-1].cached_tokens == 0
-
-    def test_equal_prompts_wait_for_the_first_and_share_its_pages(self) -> None:
-        driven = driver()
-        asked = [request(f"r{n}", range(18), seed=n) for n in range(4)]
-        driven.add(*asked)
-        first = driven.step()
-        assert [row.request_id for row in first.rows] == ["r0"]
-        assert [wait.producer_id for wait in first.waits] == ["r0"] * 3
-        second = driven.step()
-        assert [admission.cached_tokens for admission in second.admissions] == [17, 17, 17]
-        driven.run()
-        check_alone(driven, *asked)
-        assert driven.scheduler.counters.hit_pages == 12
-
-    def test_a_waiter_does_not_hold_up_those_behind_it(self) -> None:
-        driven = driver(token_budget=8, max_chunk_tokens=4)
-        driven.add(request("a", range(18)), request("b", range(18)), request("c", [7]))
-        assert list(lengths(driven.step())) == ["a", "c"]
-
-    @pytest.mark.parametrize("end", ["cancel", "finish"])
-    def test_the_first_waiter_takes_over_when_the_producer_ends(self, end: str) -> None:
-        driven = driver(token_budget=5)
-        asked = [request(f"r{n}", range(18)) for n in range(3)]
-        driven.add(*asked)
-        driven.step()
-        getattr(driven.scheduler, end)("r0")
-        plan = driven.step()
-        assert [(a.request.id, a.cached_tokens) for a in plan.admissions] == [("r1", 4)]
-        assert [wait.request_id for wait in plan.waits] in ([], ["r2"])
-        driven.run()
-        check_alone(driven, *asked[1:])
-
-    def test_a_parked_request_can_be_cancelled(self) -> None:
-        driven = driver()
-        asked = [request(f"r{n}", range(18)) for n in range(3)]
-        driven.add(*asked)
-        driven.step()
-        assert driven.scheduler.cancel("r1")  # type: ignore[arg-type]
-        assert driven.scheduler.audit() == []
-        driven.run()
-        check_alone(driven, asked[0], asked[2])
-
-    def test_prompt_scores_compute_everything_but_publish(self) -> None:
-        driven = driver()
-        driven.add(request("a", range(12)))
-        driven.run()
-        driven.add(request("b", range(12), prompt_logprobs=0))
-        assert driven.step().admissions[0].cached_tokens == 0
-        driven.run()
-        driven.add(request("c", range(12)))
-        assert driven.step().admissions[0].cached_tokens == 8
-        assert driven.scheduler.audit() == []
 
 
 class TestState:

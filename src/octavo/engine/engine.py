@@ -195,7 +195,13 @@ class Engine:
     def _check_progress(self, plan: StepPlan) -> None:
         self._empty_steps = self._empty_steps + 1 if plan.is_empty and self.has_work else 0
         if self._empty_steps == _MAX_EMPTY_STEPS:
-            logger.error("nothing could run, please report this: %s", self.scheduler.unstick())
+            scheduler = self.scheduler
+            logger.error(
+                "nothing could run, %d requests had rows and %d waited; please report this: %s",
+                scheduler.running_count,
+                scheduler.waiting_count,
+                scheduler.unstick(),
+            )
         elif self._empty_steps > 2 * _MAX_EMPTY_STEPS:
             raise EngineError(
                 f"{self.scheduler.waiting_count} requests wait and nothing can run",

@@ -392,12 +392,7 @@ class Scheduler:
         """
         findings = self.audit()
         self.repair()
-        aside = self._ledger.recall(self._clock())
-        pool = self.cache.pool
-        findings += [
-            f"{aside} of {self.waiting_count} waiting requests sat aside",
-            f"{self.running_count} run and hold {pool.held_count} of {pool.pages} pages",
-        ]
+        findings.append(f"{self._ledger.recall(self._clock())} requests sat aside")
         return "; ".join(findings)
 
     def _end(self, request_id: RequestId, state: RequestState, reason: str) -> bool:
