@@ -114,3 +114,17 @@ def test_who_is_refused_later_is_told_to_come_later() -> None:
     assert told == sorted(told)
     assert told[-1] > told[0] + 5
     assert driven.scheduler.class_loads()["standard"].wait_seconds < 2.5
+
+
+def test_a_short_answer_makes_no_crowd_where_others_are_usually_long() -> None:
+    driven = driver()
+    (lane,) = (each for each in driven.scheduler._lanes if each.service.name == "realtime")
+    driven.add(request("long", range(20), max_new_tokens=64, service_class="realtime"))
+    for _ in range(5):
+        driven.step()
+    lane.note_answer(64)
+    lane.tickets.give(1, 10, 1.0, driven.now_seconds)
+    tiny = request("tiny", range(50, 90), max_new_tokens=1, service_class="realtime")
+    driven.scheduler.add(replace(tiny, on_miss="refuse"))
+    driven.run()
+    assert len(driven.answers["tiny"].tokens) == 1

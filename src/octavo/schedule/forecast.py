@@ -107,7 +107,8 @@ class Forecast:
         """
         if self._most_seconds is None:
             return 0.0
-        prompt, answer = self._work(lane, request)
+        # The others' answers are as long as usual, however short this one is.
+        prompt, answer = self._work(lane, request, least_answer_tokens=lane.answer_tokens)
         room = self._own_share(lane) * answer / (prompt + answer)
         rows = lane.waiting + len(lane.running) + coming_rows + 1
         excess = self._due_share(lane, rows) - room
@@ -116,10 +117,13 @@ class Forecast:
         rows_beyond = rows * excess / (excess + room)
         return rows_beyond * self.service_seconds(lane, request)
 
-    def _work(self, lane: Lane, request: Request) -> tuple[float, float]:
+    def _work(
+        self, lane: Lane, request: Request, *, least_answer_tokens: float = 0.0
+    ) -> tuple[float, float]:
         """Seconds that prompt and answer of a request take by themselves."""
         cost, prompt = self._cost, len(request.prompt)
         answer = min(request.max_new_tokens, lane.answer_tokens or _GUESSED_ANSWER_TOKENS)
+        answer = max(answer, least_answer_tokens)
         decode = cost.decodes(1, prompt + int(answer) // 2)
         return cost.chunk(prompt, 0) * lane.pace.fresh_share, answer * decode
 
