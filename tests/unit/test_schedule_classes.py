@@ -205,6 +205,13 @@ def test_padding_goes_on_when_not_a_token_fits_into_a_step() -> None:
         assert driven.answers[each.id] == alone(each, driven.scheduler.limit_tokens)
 
 
+def test_tokens_that_seem_to_be_free_do_not_stop_the_engine() -> None:
+    """Where steps without work last longer than is allowed, there is no time left for them."""
+    driven = driver(max_step_seconds=0.1, profile=CostProfile(0.2, 0.0, 0.0, 0.0, 0.0))
+    driven.add(*(request(str(place), [1, 2, place]) for place in range(8)))
+    assert not driven.step().is_empty
+
+
 def test_dynamic_batches_wait_for_company() -> None:
     driven = driver(classes=UNIFORM, batching="dynamic", max_rows=2, max_wait_seconds=0.5)
     driven.add(request("a", [1]))

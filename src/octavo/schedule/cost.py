@@ -25,6 +25,8 @@ _MOST_PACE = 2.0
 _OVERRUN_STEP = 0.06
 _OVERRUN_SHARE = 0.01
 _MOST_OVERRUN = 0.5
+_LEAST_TOKEN_SECONDS = 1e-9
+"""Were tokens free, no time at all would be asked for one, and nothing fits into that."""
 MOST_PROFILE_NUMBER = 1000.0
 """No number of a profile is larger; beyond it the fit would leave the range of floats."""
 
@@ -157,8 +159,6 @@ class CostModel:
             return 0
         linear = self.token + self.past_token * past_tokens
         square = self.chunk_square
-        if linear + square <= 0:
-            return 1 << 30
         # The stable root of square n² + linear n = seconds.
         root = 2 * seconds / (linear + math.sqrt(linear * linear + 4 * square * seconds))
         # A time that was computed from a number of tokens gives that number again.
@@ -257,6 +257,7 @@ class CostModel:
     def _publish(self) -> None:
         for name, value, scale in zip(FEATURES, self._theta, _SCALES, strict=True):
             setattr(self, name, value * scale * self._pace)
+        self.token = max(self.token, _LEAST_TOKEN_SECONDS)
 
     constant: float
     token: float
