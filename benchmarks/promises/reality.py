@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from benchmarks.promises.loads import mix, open_loop, shared_prefix
+from benchmarks.promises.loads import crowd, mix, open_loop, shared_prefix
 from benchmarks.promises.sides import octavo
 from benchmarks.serving.connection import Target
 from benchmarks.serving.load import Job, Timetable
@@ -17,6 +18,7 @@ from benchmarks.serving.run import run
 
 from octavo.core.settings import Settings
 from octavo.core.settings_load import load_settings
+from octavo.plan.learned import learned_profile
 from octavo.plan.profile import Profile, default_profile, read_profile
 from octavo.plan.records import Record
 from octavo.plan.setup import build_scheduler, plan_cache
@@ -28,6 +30,7 @@ LOADS: dict[str, Callable[[int], Timetable]] = {
     "open loop": lambda seed: open_loop(seed=seed),
     "shared prefix": lambda seed: shared_prefix(seed=seed),
 }
+CALIBRATION_LOAD = crowd(1.0, 60.0, seed=9)
 _BLOCK_TOKENS = 32
 _PERCENTILES = ("p50", "p90")
 
@@ -47,7 +50,7 @@ def measure_reality(options: argparse.Namespace) -> dict[str, object]:
     """Print how far the simulator is from the server; the numbers."""
     flags = [f"compute.threads={options.threads}", *options.set]
     settings = load_settings(environment={}, flags=flags).settings
-    profile = default_profile() if options.profile is None else read_profile(options.profile)
+    profile = _learned(options) if options.profile is None else read_profile(options.profile)
     figures: list[Figure] = []
     print(f"{'load':<16}{'figure':<18}{'measured':>10}{'simulated':>11}{'ratio':>7}")
     for name, make in LOADS.items():
@@ -65,6 +68,14 @@ def measure_reality(options: argparse.Namespace) -> dict[str, object]:
                 flush=True,
             )
     return {"reality": [asdict(figure) for figure in figures]}
+
+
+def _learned(options: argparse.Namespace) -> Profile:
+    """What a server learns from a load that is none of those compared here."""
+    with octavo(options) as server:
+        run(Target.parse(server.url), CALIBRATION_LOAD, Options(), name="calibration")
+        with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+            return learned_profile(answer.read().decode(), default_profile())
 
 
 def _measured(options: argparse.Namespace, load: Timetable, name: str) -> dict[str, Spread]:

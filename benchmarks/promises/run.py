@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(measure=measure_batching)
 
     one = verb("reality", "the simulator beside the server")
-    one.add_argument("--profile", type=Path, help="of `octavo plan calibrate` on this machine")
+    one.add_argument("--profile", type=Path, help="of this machine; else the server learns one")
     one.add_argument("--runs", type=int, default=3)
     one.set_defaults(measure=measure_reality)
     return parser

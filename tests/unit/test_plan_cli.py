@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cli import main as cli
-from octavo.plan.profile import read_profile
+from octavo.plan.profile import default_profile, read_profile
 from tiny import make_tiny_gguf
 
 
@@ -140,3 +141,60 @@ class TestCalibrate:
         status, _, err = outcome(capsys, "calibrate", model, "-q", "--output", target)
         assert status == 1
         assert f"{target}: cannot be written" in err
+
+
+METRICS = """\
+octavo_step_cost_seconds{model_name="m",per="constant"} 0.008
+octavo_step_cost_seconds{model_name="m",per="token"} 0.001
+octavo_step_cost_seconds{model_name="m",per="decode_row"} 0.002
+octavo_step_cost_seconds{model_name="m",per="past_token"} 1e-06
+octavo_step_cost_seconds{model_name="m",per="chunk_square"} 0.0
+octavo_prediction_error{model_name="m"} 0.06
+octavo_engine_steps_total{model_name="m"} 1500.0
+"""
+
+
+class TestLearn:
+    def learn(
+        self, capsys: pytest.CaptureFixture[str], folder: Path, text: str
+    ) -> tuple[int, str, Path]:
+        metrics, output = folder / "metrics.txt", folder / "served.json"
+        metrics.write_text(text)
+        status, _, err = outcome(capsys, "learn", str(metrics), "--output", str(output))
+        return status, err, output
+
+    def test_the_step_times_of_a_server_become_a_profile(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        status, err, output = self.learn(capsys, tmp_path, METRICS)
+        assert (status, err) == (0, "")
+        profile, base = read_profile(output), default_profile()
+        assert profile.cost == dataclasses.replace(
+            base.cost,
+            constant=0.008,
+            token=0.001,
+            decode_row=0.002,
+            past_token=1e-6,
+            chunk_square=0.0,
+            error=0.06,
+        )
+        assert (profile.steps, profile.engine) == (1500, base.engine)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "have no step times of an engine"),
+            ("{{{", "are not in the format of Prometheus"),
+            (METRICS.replace("1500.0", "3.0"), "are of 3 steps"),
+            (METRICS.replace("0.008", "NaN"), "have impossible step times"),
+            (METRICS.replace("0.008", "-1"), "have impossible step times"),
+            (METRICS + 'octavo_waiting{model_name="n"} 0\n', "are of several models: m, n"),
+        ],
+    )
+    def test_what_is_no_such_text_is_refused(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+    ) -> None:
+        status, err, output = self.learn(capsys, tmp_path, text)
+        assert status != 0
+        assert message in err
+        assert not output.exists()

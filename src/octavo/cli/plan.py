@@ -8,7 +8,7 @@ import re
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -156,6 +156,35 @@ def calibrate(
         f"{target}: {profile.steps} steps, off by {profile.cost.error:.1%} (median), "
         f"{profile.p90_error:.1%} (p90)"
     )
+
+
+@command.command("learn")
+@click.argument("metrics", type=click.File(errors="replace"))
+@click.option(
+    "--profile",
+    "profile_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Of the same model and machine (default: SmolLM2-135M on two cores).",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="File to write.",
+)
+def learn(metrics: IO[str], profile_path: Path | None, output: Path) -> None:
+    """Write a profile with the step times that a server has learned from its own traffic.
+
+    METRICS is what its /metrics says, - for standard input. What the server does beside the model,
+    and what else runs on its machine, is in these times; all else is taken from --profile.
+    """
+    from octavo.plan.learned import learned_profile
+    from octavo.plan.profile import default_profile, read_profile
+
+    base = default_profile() if profile_path is None else read_profile(profile_path)
+    profile = learned_profile(metrics.read(), base)
+    _write(output, profile.to_json())
+    click.echo(f"{output}: {profile.steps} steps, off by {profile.cost.error:.1%} of late")
 
 
 def _measure(path: Path, settings: Settings, quiet: bool) -> Profile:

@@ -202,6 +202,14 @@ class ServingMetrics(CallObserver):
         for mode, count in stats.preemption_returns.items():
             returns.add_metric([self._model, mode], count)
         yield returns
+        cost = GaugeMetricFamily(
+            "octavo_step_cost_seconds",
+            "What was learned of the time of steps, by what it is spent on",
+            labels=["model_name", "per"],
+        )
+        for part, seconds in stats.step_cost.items():
+            cost.add_metric([self._model, part], seconds)
+        yield cost
         memory = GaugeMetricFamily(
             "octavo_memory_bytes",
             "The most that a part of the engine may hold",

@@ -40,7 +40,8 @@ class Profile:
     """A step cost fitted to `steps` measured steps, and its engine.
 
     `cost.error` is the median, `p90_error` the 90th percentile of the errors of those steps,
-    relative to their measured time. The file is also one of `schedule.cost.read_profile`.
+    relative to their measured time; of what a server has learned both are the usual error of late.
+    The file is also one of `schedule.cost.read_profile`.
     """
 
     cost: CostProfile

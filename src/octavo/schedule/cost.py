@@ -198,14 +198,14 @@ class CostModel:
         change = 1.0 - _OVERRUN_SHARE if exceeds else -_OVERRUN_SHARE
         self.overrun = min(max(self.overrun + _OVERRUN_STEP * change, 0.0), _MOST_OVERRUN)
 
+    def learned(self) -> dict[str, float]:
+        """The seconds of each feature, whatever the pace of the latest steps."""
+        values = zip(FEATURES, self._theta, _SCALES, strict=True)
+        return {name: value * scale for name, value, scale in values}
+
     def profile(self, *, machine: str = "", model: str = "") -> CostProfile:
         """The present state, to be stored."""
-        constant, token, decode_row, past_token, chunk_square = (
-            value * scale for value, scale in zip(self._theta, _SCALES, strict=True)
-        )
-        return CostProfile(
-            constant, token, decode_row, past_token, chunk_square, self.error, machine, model
-        )
+        return CostProfile(**self.learned(), error=self.error, machine=machine, model=model)
 
     def _note_error(self, residual: float) -> None:
         # What is far out moves the published error no more than it moves the fit.
