@@ -49,8 +49,8 @@ def command(model: str | None, question: str, max_tokens: int) -> None:
             note(f"\n[{speed(answer.result())}]")
         write(instructions(url, question))
         if sys.stdout.isatty() and sys.stdin.isatty():
-            write("The server runs until Ctrl-C.\n")
             with contextlib.suppress(KeyboardInterrupt):
+                write("The server runs until Ctrl-C.\n")
                 server.wait()
 
 
