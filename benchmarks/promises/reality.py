@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import threading
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -31,6 +32,8 @@ LOADS: dict[str, Callable[[int], Timetable]] = {
     "shared prefix": lambda seed: shared_prefix(seed=seed),
 }
 CALIBRATION_LOAD = crowd(1.0, 60.0, seed=9)
+_SAMPLE_SECONDS = 2.0
+_SETTLED_SAMPLES = 5
 _BLOCK_TOKENS = 32
 _PERCENTILES = ("p50", "p90")
 
@@ -52,6 +55,7 @@ def measure_reality(options: argparse.Namespace) -> dict[str, object]:
     settings = load_settings(environment={}, flags=flags).settings
     profile = _learned(options) if options.profile is None else read_profile(options.profile)
     figures: list[Figure] = []
+    print(profile.to_json())
     print(f"{'load':<16}{'figure':<18}{'measured':>10}{'simulated':>11}{'ratio':>7}")
     for name, make in LOADS.items():
         real: list[dict[str, Spread]] = []
@@ -72,10 +76,23 @@ def measure_reality(options: argparse.Namespace) -> dict[str, object]:
 
 def _learned(options: argparse.Namespace) -> Profile:
     """What a server learns from a load that is none of those compared here."""
+    texts: list[str] = []
+    is_over = threading.Event()
+
+    def watch(url: str) -> None:
+        while not is_over.wait(_SAMPLE_SECONDS):
+            with urllib.request.urlopen(f"{url}/metrics") as answer:
+                texts.append(answer.read().decode())
+
     with octavo(options) as server:
-        run(Target.parse(server.url), CALIBRATION_LOAD, Options(), name="calibration")
-        with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-            return learned_profile(answer.read().decode(), default_profile())
+        watcher = threading.Thread(target=watch, args=(server.url,))
+        watcher.start()
+        try:
+            run(Target.parse(server.url), CALIBRATION_LOAD, Options(), name="calibration")
+        finally:
+            is_over.set()
+            watcher.join()
+    return learned_profile(texts[_SETTLED_SAMPLES:], default_profile())
 
 
 def _measured(options: argparse.Namespace, load: Timetable, name: str) -> dict[str, Spread]:

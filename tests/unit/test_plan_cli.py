@@ -156,45 +156,55 @@ octavo_engine_steps_total{model_name="m"} 1500.0
 
 class TestLearn:
     def learn(
-        self, capsys: pytest.CaptureFixture[str], folder: Path, text: str
+        self, capsys: pytest.CaptureFixture[str], folder: Path, *texts: str
     ) -> tuple[int, str, Path]:
-        metrics, output = folder / "metrics.txt", folder / "served.json"
-        metrics.write_text(text)
-        status, _, err = outcome(capsys, "learn", str(metrics), "--output", str(output))
+        files, output = [], folder / "served.json"
+        for number, text in enumerate(texts):
+            files.append(folder / f"metrics-{number}.txt")
+            files[-1].write_text(text)
+        status, _, err = outcome(capsys, "learn", *map(str, files), "--output", str(output))
         return status, err, output
 
     def test_the_step_times_of_a_server_become_a_profile(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
-        status, err, output = self.learn(capsys, tmp_path, METRICS)
+        later = METRICS.replace("0.008", "0.016").replace("1500.0", "1700.0")
+        status, err, output = self.learn(capsys, tmp_path, METRICS, later)
         assert (status, err) == (0, "")
         profile, base = read_profile(output), default_profile()
         assert profile.cost == dataclasses.replace(
             base.cost,
-            constant=0.008,
+            constant=0.012,
             token=0.001,
             decode_row=0.002,
             past_token=1e-6,
             chunk_square=0.0,
             error=0.06,
         )
-        assert (profile.steps, profile.engine) == (1500, base.engine)
+        assert (profile.steps, profile.engine) == (1700, base.engine)
 
     @pytest.mark.parametrize(
-        ("text", "message"),
+        ("texts", "message"),
         [
-            ("", "have no step times of an engine"),
-            ("{{{", "are not in the format of Prometheus"),
-            (METRICS.replace("1500.0", "3.0"), "are of 3 steps"),
-            (METRICS.replace("0.008", "NaN"), "have impossible step times"),
-            (METRICS.replace("0.008", "-1"), "have impossible step times"),
-            (METRICS + 'octavo_waiting{model_name="n"} 0\n', "are of several models: m, n"),
+            ([""], "have no step times of one engine"),
+            (["{{{"], "are not in the format of Prometheus"),
+            ([METRICS.replace("1500.0", "3.0")], "are of 3 steps"),
+            ([METRICS.replace("1500.0", "NaN")], "have impossible step times"),
+            ([METRICS.replace("1500.0", "+Inf")], "have impossible step times"),
+            ([METRICS.replace("0.008", "NaN")], "have impossible step times"),
+            ([METRICS.replace("0.008", "-1")], "have impossible step times"),
+            ([METRICS, METRICS.replace('"m"', '"n"')], "are of several models: m, n"),
+            ([METRICS + METRICS.replace('"m"', '"n"')], "have no step times of one engine"),
         ],
     )
     def test_what_is_no_such_text_is_refused(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+        self,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+        texts: list[str],
+        message: str,
     ) -> None:
-        status, err, output = self.learn(capsys, tmp_path, text)
+        status, err, output = self.learn(capsys, tmp_path, *texts)
         assert status != 0
         assert message in err
         assert not output.exists()

@@ -159,7 +159,7 @@ def calibrate(
 
 
 @command.command("learn")
-@click.argument("metrics", type=click.File(errors="replace"))
+@click.argument("metrics", nargs=-1, required=True, type=click.File(errors="replace"))
 @click.option(
     "--profile",
     "profile_path",
@@ -172,17 +172,18 @@ def calibrate(
     required=True,
     help="File to write.",
 )
-def learn(metrics: IO[str], profile_path: Path | None, output: Path) -> None:
+def learn(metrics: tuple[IO[str], ...], profile_path: Path | None, output: Path) -> None:
     """Write a profile with the step times that a server has learned from its own traffic.
 
-    METRICS is what its /metrics says, - for standard input. What the server does beside the model,
-    and what else runs on its machine, is in these times; all else is taken from --profile.
+    METRICS is what its /metrics says, - for standard input; of several the mean is taken. What the
+    server does beside the model, and what else runs on its machine, is in these times; all else is
+    that of --profile.
     """
     from octavo.plan.learned import learned_profile
     from octavo.plan.profile import default_profile, read_profile
 
     base = default_profile() if profile_path is None else read_profile(profile_path)
-    profile = learned_profile(metrics.read(), base)
+    profile = learned_profile([each.read() for each in metrics], base)
     _write(output, profile.to_json())
     click.echo(f"{output}: {profile.steps} steps, off by {profile.cost.error:.1%} of late")
 

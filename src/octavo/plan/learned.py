@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from statistics import mean
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,44 +19,22 @@ _STEPS = "octavo_engine_steps_total"
 _LEAST_STEPS = 100
 
 
-def learned_profile(metrics: str, base: Profile) -> Profile:
-    """The profile `base` with the step times of a server, given the text of its /metrics.
+def learned_profile(texts: Sequence[str], base: Profile) -> Profile:
+    """The profile `base` with the step times of a server, given texts of its /metrics.
 
     A server's steps share the processor with those who bring requests and take answers, which a
-    calibration alone on the machine does not know.
+    calibration alone on the machine does not know. What is learned follows the latest steps; of
+    several texts the mean is taken, which predicts the mean of what they predict.
 
     Raises:
-        InvalidRequest: that is not the text of one server with one model, or it has hardly run.
+        InvalidRequest: a text is not of one server with one model, or that has hardly run.
     """
-    numbers: dict[str, float] = {}
-    models = set()
-    try:
-        for family in text_string_to_metric_families(metrics):
-            for sample in family.samples:
-                if sample.name.startswith("octavo_") and "model_name" in sample.labels:
-                    models.add(sample.labels["model_name"])
-                name = sample.labels.get("per", "") if family.name == _COST else sample.name
-                numbers[name] = sample.value
-    except ValueError as error:
-        message = f"are not in the format of Prometheus: {error}"
-        raise InvalidRequest(message, field="metrics") from None
-    if not {*FEATURES, _ERROR, _STEPS} <= numbers.keys():
-        raise InvalidRequest(
-            "have no step times of an engine",
-            field="metrics",
-            remedy="take them from /metrics of an Octavo server",
-        )
+    found = [_numbers(text) for text in texts]
+    models = {model for _, model in found}
     if len(models) > 1:
         raise InvalidRequest(f"are of several models: {', '.join(sorted(models))}", field="metrics")
-    if numbers[_STEPS] < _LEAST_STEPS:
-        raise InvalidRequest(
-            f"are of {numbers[_STEPS]:.0f} steps, which is too few to go by",
-            field="metrics",
-            remedy=f"send the server some load first, at least {_LEAST_STEPS} steps",
-        )
-    times = {name: numbers[name] for name in (*FEATURES, _ERROR)}
-    if not all(0 <= value <= MOST_PROFILE_NUMBER for value in times.values()):
-        raise InvalidRequest(f"have impossible step times: {times}", field="metrics")
+    steps = max(int(numbers[_STEPS]) for numbers, _ in found)
+    times = {name: mean(numbers[name] for numbers, _ in found) for name in (*FEATURES, _ERROR)}
     cost = CostProfile(
         constant=times["constant"],
         token=times["token"],
@@ -64,4 +45,37 @@ def learned_profile(metrics: str, base: Profile) -> Profile:
         machine=base.cost.machine,
         model=base.cost.model,
     )
-    return replace(base, cost=cost, p90_error=cost.error, steps=int(numbers[_STEPS]))
+    return replace(base, cost=cost, p90_error=cost.error, steps=steps)
+
+
+def _numbers(text: str) -> tuple[dict[str, float], str]:
+    """The times, error and steps of the only engine in a text, and its model."""
+    numbers: dict[str, float] = {}
+    models = set()
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == _COST:
+                    numbers[sample.labels.get("per", "")] = sample.value
+                elif sample.name in (_ERROR, _STEPS):
+                    numbers[sample.name] = sample.value
+                    models.add(sample.labels.get("model_name", ""))
+    except ValueError as error:
+        message = f"are not in the format of Prometheus: {error}"
+        raise InvalidRequest(message, field="metrics") from None
+    if not {*FEATURES, _ERROR, _STEPS} <= numbers.keys() or len(models) != 1:
+        raise InvalidRequest(
+            "have no step times of one engine",
+            field="metrics",
+            remedy="take them from /metrics of an Octavo server",
+        )
+    possible = all(0 <= numbers[name] <= MOST_PROFILE_NUMBER for name in (*FEATURES, _ERROR))
+    if not possible or not math.isfinite(numbers[_STEPS]):
+        raise InvalidRequest(f"have impossible step times: {numbers}", field="metrics")
+    if numbers[_STEPS] < _LEAST_STEPS:
+        raise InvalidRequest(
+            f"are of {numbers[_STEPS]:.0f} steps, which is too few to go by",
+            field="metrics",
+            remedy=f"send the server some load first, at least {_LEAST_STEPS} steps",
+        )
+    return numbers, models.pop()
