@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.memory.keys import group_key
@@ -27,26 +27,23 @@ class TableLayout:
     A *block* is what `page_tokens` tokens take: a page of each of `groups`. A table is flat, block
     after block. Layers of group 0 see all tokens, those of the others the last `window_tokens`, and
     they keep no blocks before. `step_tokens` are the most that a request computes in one step.
+
+    There are `windowed` such groups, which hold `span_blocks` blocks at most while a step is
+    computed: if it starts with the last token of a page.
     """
 
     page_tokens: int
     groups: int = 1
     window_tokens: int = 0
     step_tokens: int = 0
+    windowed: int = field(init=False)
+    span_blocks: int = field(init=False)
 
-    @property
-    def windowed(self) -> int:
-        """Groups that keep their window only."""
-        return self.groups - 1
-
-    @property
-    def span_blocks(self) -> int:
-        """Blocks that such a group holds at most, while a step is computed.
-
-        That is if the step starts with the last token of a page.
-        """
+    def __post_init__(self) -> None:
         before = -(-(self.window_tokens - 1) // self.page_tokens)
-        return before + 2 + (self.step_tokens - 2) // self.page_tokens
+        span_blocks = before + 2 + (self.step_tokens - 2) // self.page_tokens
+        object.__setattr__(self, "windowed", self.groups - 1)
+        object.__setattr__(self, "span_blocks", span_blocks)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens take."""
@@ -62,6 +59,8 @@ class TableLayout:
 
     def pages_to_come(self, blocks: int, in_window: int) -> int:
         """Most pages that `blocks` more take, where windows hold `in_window` blocks already."""
+        if not self.windowed:
+            return blocks
         return blocks + self.windowed * min(blocks, max(self.span_blocks - in_window, 0))
 
     def most_tokens(self, pages: int) -> int:

@@ -77,12 +77,12 @@ class Admissions:
             return None
         if len(self._waits) >= max_waits:
             return None
-        layout, keys = sequence.layout, sequence.keys[: sequence.reusable_pages]
-        reused = layout.look_up(draft.pages, keys)
+        layout, keys = sequence.layout, sequence.reusable_keys
+        reused = layout.look_up(draft.pages, keys) if keys else []
         blocks = len(reused) // layout.groups
         tail = self._tails.find(sequence, blocks, draft.victims)
         if tail is None:
-            found = find_producer(sequence, blocks, self._producers, self._marks)
+            found = find_producer(sequence, keys, blocks, self._producers, self._marks)
             if found is not None:
                 producer, key = found
                 self._waits[sequence.order] = PrefixWait(sequence.id, producer.id, key)
@@ -98,37 +98,42 @@ class Admissions:
             if not self._make_room(sequence, held):
                 return None
             row = self._free_row()
-            # Pages of victims that were found are now as free as any other.
-            reused = layout.look_up(draft.pages, keys)
-            if row is None or not self._fits(self._new_pages(most_pages, layout.held(reused))):
+            if keys:
+                # Pages of victims that were found are now as free as any other.
+                reused = layout.look_up(draft.pages, keys)
+                held = self._new_pages(most_pages, layout.held(reused))
+            if row is None or not self._fits(held):
                 return None
             tail = self._tails.find(sequence, len(reused) // layout.groups, draft.victims)
         return Found(row, reused, tail)
 
     def _new_pages(self, most_pages: int, reused: Ordered[int]) -> int:
         """How many pages would stop being available, to others than who holds some of `reused`."""
+        if not reused:
+            return most_pages
         return most_pages - len(reused) + self._draft.pages.unheld(reused)
 
     def padding_of(self, sequence: Sequence) -> int:
         """Tokens by which its prompt is shorter than the longest of its batch."""
-        if sequence.was_preempted:
+        if not self._padded_tokens or sequence.was_preempted:
             return 0
         return max(self._padded_tokens - sequence.prompt_tokens, 0)
 
     def admitted(self, chunk: Chunk) -> None:
         """The row of the last answer was used."""
         sequence = chunk.sequence
-        self._granted[sequence.lane] = self._granted.get(sequence.lane, 0) + self._wanted
+        lane = sequence.lane
+        self._granted[lane] = self._granted.get(lane, 0) + self._wanted
         if self._is_lent:
             self.lent_pages.append(sequence)
         assert self._free_rows is not None
         self._free_rows.remove(chunk.row)
-        self._counts[sequence.lane] = self._counts.get(sequence.lane, 0) + 1
+        self._counts[lane] = self._counts.get(lane, 0) + 1
         self._joined += not sequence.was_preempted
         if self._outstanding is not None:
             self._outstanding += self._missing(sequence, chunk)
         self._running += 1
-        for key in computed_keys(sequence, len(chunk.reused) // sequence.layout.groups):
+        for key in computed_keys(sequence, len(chunk.reused) // self._groups):
             self._marks.setdefault(key, sequence)
 
     def preempt(self, victim: Sequence, reason: str) -> None:
@@ -191,8 +196,9 @@ class Admissions:
 
     def _wanted_pages(self, pages: int) -> int:
         """Pages that must be available for an admission that takes `pages`."""
-        growth = self._running * self._groups
-        return pages + self._outstanding_pages() + growth + self._watermark
+        if self._outstanding is None:
+            self._outstanding = self._outstanding_pages()
+        return pages + self._outstanding + self._running * self._groups + self._watermark
 
     def _make_room(self, sequence: Sequence, pages: int) -> bool:
         """Preempt for a waiting sequence, if that can be enough."""
@@ -214,8 +220,9 @@ class Admissions:
             fits_row = True
         if not fits_row or freed < missing:
             return False
+        reason = f"made room for class {lane.service.name}"
         for victim in chosen:
-            self.preempt(victim, f"made room for class {lane.service.name}")
+            self.preempt(victim, reason)
         return True
 
     def _victim_lanes(self, lane: Lane, has_row: bool) -> list[Lane]:
@@ -231,26 +238,25 @@ class Admissions:
 
     def _outstanding_pages(self) -> int:
         """Pages that prefills will still need for the tokens they have."""
-        if self._outstanding is None:
-            self._outstanding = 0
-            draft = self._draft
-            for lane in self._lanes:
-                for sequence in lane.prefilling:
-                    if sequence.order not in draft.victims:
-                        chunk = draft.chunks.get(sequence.order)
-                        self._outstanding += self._missing(sequence, chunk)
-            for chunk in draft.chunks.values():
-                if chunk.is_admission:
-                    self._outstanding += self._missing(chunk.sequence, chunk)
-        return self._outstanding
+        draft, pages = self._draft, 0
+        for lane in self._lanes:
+            for sequence in lane.prefilling:
+                if sequence.order not in draft.victims:
+                    pages += self._missing(sequence, draft.chunks.get(sequence.order))
+        for chunk in draft.chunks.values():
+            if chunk.is_admission:
+                pages += self._missing(chunk.sequence, chunk)
+        return pages
 
     @staticmethod
     def _missing(sequence: Sequence, chunk: Chunk | None) -> int:
         layout, blocks = sequence.layout, sequence.blocks if chunk is None else chunk.blocks
+        missing = layout.blocks_for(sequence.token_count) - blocks
+        if missing <= 0:
+            return 0
         window_block = sequence.window_block
         if chunk is not None and chunk.is_admission:
             window_block = layout.first_block(
                 len(chunk.reused) // layout.groups * layout.page_tokens
             )
-        missing = layout.blocks_for(sequence.token_count) - blocks
-        return layout.pages_to_come(max(missing, 0), blocks - window_block)
+        return layout.pages_to_come(missing, blocks - window_block)

@@ -73,7 +73,7 @@ class Ledger:
             sequence.lane.queue.remove(sequence)
             self.producers.park(sequence, _ASIDE + sequence.id.encode())
             layout = sequence.layout
-            found = layout.look_up(self.cache, sequence.keys[: sequence.reusable_pages])
+            found = layout.look_up(self.cache, sequence.reusable_keys)
             sequence.kept_tokens = len(found) // layout.groups * layout.page_tokens
 
     def let_go(self, sequence: Sequence, now: float) -> None:
@@ -98,7 +98,8 @@ class Ledger:
         # First, because a victim may be the only one who holds a page that is reused.
         for admission in plan.admissions:
             reused = self._reused_pages(admission, rows[admission.request.id])
-            self.cache.share(self.rows.layout.held(reused))
+            if reused:
+                self.cache.share(self.rows.layout.held(reused))
         copied = [page for page, _ in plan.copies]
         self.cache.share(copied)
         for preemption in plan.preemptions:
@@ -108,11 +109,12 @@ class Ledger:
         joined = 0
         for admission in plan.admissions:
             row = rows[admission.request.id]
-            joined += self._admit(admission, row, plan.number, now)
             sequence = self.sequences[row.request_id]
-            if len(row.tokens) < sequence.pending and not row.is_padding:
+            joined += self._admit(sequence, admission, row, plan.number, now)
+            pending = len(sequence.known_tokens) - admission.cached_tokens
+            if len(row.tokens) < pending and not row.is_padding:
                 sequence.home.counters.chunked += 1
-                part = f"{len(row.tokens)} of {sequence.pending} tokens"
+                part = f"{len(row.tokens)} of {pending} tokens"
                 self._tell("chunked", sequence, now, f"{part}: {planner.why_cut(row)}")
         for wait in plan.waits:
             self._park(wait, now)
@@ -143,7 +145,7 @@ class Ledger:
 
     def _preempt(self, preemption: Preemption, now: float) -> None:
         sequence = self._by_row(preemption)
-        sequence.lost_tokens, sequence.kept_tokens = sequence.computed, None
+        sequence.lost_tokens, sequence.kept_tokens = self.rows.computed.item(sequence.row), None
         self.free_rows.add(sequence.row)
         self._stop(sequence)
         if sequence.ghost:
@@ -163,9 +165,11 @@ class Ledger:
             return sequence
         return next(each for each in self.running if each.row == preemption.row)
 
-    def _admit(self, admission: Admission, row: RowPlan, step: int, now: float) -> bool:
-        sequence = self.sequences[admission.request.id]
-        lane, is_new = sequence.lane, not sequence.was_preempted
+    def _admit(
+        self, sequence: Sequence, admission: Admission, row: RowPlan, step: int, now: float
+    ) -> bool:
+        lane, home, is_new = sequence.lane, sequence.home, not sequence.was_preempted
+        cached_tokens = admission.cached_tokens
         lane.queue.remove(sequence)
         tenant = sequence.request.tenant
         if is_new:
@@ -176,34 +180,31 @@ class Ledger:
                 sequence.remaining_tokens,
                 sequence.order,
             )
-            sequence.home.counters.queue_seconds += now - sequence.queued_seconds
-        self._unwait(sequence, now)
-        lane.queue.charge(tenant, sequence.token_count - admission.cached_tokens)
+            home.counters.queue_seconds += now - sequence.queued_seconds
+        tokens = self._unwait(sequence)
+        lane.queue.charge(tenant, tokens - cached_tokens)
         reason = "admitted"
         if not is_new:
-            way = sequence.way_back(admission.cached_tokens)
+            way = sequence.way_back(cached_tokens)
             self.counters.returns[way] += 1
-            reason = f"{way}: {admission.cached_tokens} of {sequence.lost_tokens} tokens are there"
+            reason = f"{way}: {cached_tokens} of {sequence.lost_tokens} tokens are there"
         self._move(sequence, RequestState.RUNNING, reason, now)
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = admission.cached_tokens
-        self.rows.seat(sequence, admission.row)
+            sequence.cached_tokens = cached_tokens
         reused = self._reused_pages(admission, row)
-        sequence.add_pages(reused)
-        blocks = sequence.published_pages = sequence.blocks
-        sequence.window_block = sequence.layout.first_block(blocks * sequence.page_tokens)
-        sequence.home.pages += sequence.held_pages
-        sequence.computed = admission.cached_tokens
+        blocks = sequence.sit_down(admission.row, reused, cached_tokens)
         sequence.padding = admission.padding
         sequence.started_step = step
         self.free_rows.remove(admission.row)
         lane.start(sequence)
         self.producers.mark(sequence, blocks)
-        if is_new:
+        if is_new and blocks < len(sequence.keys):
             self._explain_miss(sequence, blocks, now)
         self.counters.admitted += 1
-        self.counters.hit_pages += sequence.held_pages
-        sequence.home.counters.admitted += 1
+        held_pages = sequence.held_pages if blocks else 0
+        home.pages += held_pages
+        self.counters.hit_pages += held_pages
+        home.counters.admitted += 1
         return is_new
 
     def _explain_miss(self, sequence: Sequence, found_pages: int, now: float) -> None:
@@ -224,23 +225,30 @@ class Ledger:
         return row.new_pages[: admission.cached_tokens // layout.page_tokens * layout.groups]
 
     def _take_pages(self, plan: StepPlan) -> None:
-        decodes = plan.decodes
-        grown: list[tuple[Sequence, tuple[int, ...]]] = []
+        decodes, rows, groups = plan.decodes, self.rows, self.rows.layout.groups
+        taken: list[int] = []
+        grown: list[int] = []
         # Not by their ids: ghosts have none any more.
         for place, pages in decodes.new_pages:
-            owner = self.rows.sequences[decodes.rows.item(place)]
+            number = decodes.rows.item(place)
+            owner = rows.sequences[number]
             assert owner is not None
-            grown.append((owner, pages))
+            owner.table += pages
+            owner.home.pages += groups
+            taken += pages
+            grown.append(number)
+        if grown:
+            rows.room[grown] += rows.page_tokens
         for row in plan.chunks:
-            sequence = self.rows.sequences[row.row]
-            assert sequence is not None
-            # Reused pages of an admission are in the table already.
-            known = len(sequence.table) - row.table_start * self.rows.layout.groups
-            grown.append((sequence, row.new_pages[known:]))
-        self.cache.take([page for _, pages in grown for page in pages])
-        for sequence, pages in grown:
-            sequence.add_pages(pages)
-            sequence.home.pages += len(pages)
+            if row.new_pages:
+                sequence = rows.sequences[row.row]
+                assert sequence is not None
+                # Reused pages of an admission are in the table already.
+                pages = row.new_pages[len(sequence.table) - row.table_start * groups :]
+                sequence.add_pages(pages)
+                sequence.home.pages += len(pages)
+                taken += pages
+        self.cache.take(taken)
 
     def _park(self, wait: PrefixWait, now: float) -> None:
         producer = self.producers.marks.get(wait.key)
@@ -266,12 +274,13 @@ class Ledger:
 
     # Progress and ends
 
-    def publish(self, sequence: Sequence) -> None:
+    def publish(self, sequence: Sequence, computed: int) -> None:
         """Make the pages that have become full findable, and wake those who wait for them."""
-        tail = self.tails.add_computed(sequence)
-        if tail is not None:
+        tail = sequence.tail
+        if tail is not None and not sequence.holds_tail and computed >= sequence.prompt_tokens:
+            self.tails.add(sequence, tail)
             self._wake(sequence, [tail])
-        full = sequence.computed // sequence.page_tokens
+        full = computed // sequence.page_tokens
         first = sequence.published_pages
         if full > first and sequence.root is not None:
             sequence.extend_keys()
@@ -279,8 +288,8 @@ class Ledger:
             if first < sequence.marked_pages:
                 self._wake(sequence, sequence.keys[first : min(full, sequence.marked_pages)])
             sequence.published_pages = full
-        left = sequence.move_window() if sequence.layout.windowed else ()
-        if left:
+        if sequence.layout.windowed:
+            left = sequence.move_window()
             sequence.home.pages -= len(left)
             self.cache.release(left, level=self._level(sequence))
 
@@ -311,14 +320,17 @@ class Ledger:
                 self.closed_rows.append(sequence.row)
                 self._stop(sequence)
         else:
-            self._unwait(sequence, now)
+            self._unwait(sequence)
             if not self.producers.unpark(sequence):
                 sequence.lane.queue.remove(sequence)
         self._move(sequence, state, reason, now)
-        self.counters.finished += state is RequestState.FINISHED
-        self.counters.cancelled += state is RequestState.CANCELLED
-        self.counters.failed += state is RequestState.FAILED
-        sequence.home.counters.finished += state is RequestState.FINISHED
+        if state is RequestState.FINISHED:
+            self.counters.finished += 1
+            sequence.home.counters.finished += 1
+        elif state is RequestState.CANCELLED:
+            self.counters.cancelled += 1
+        else:
+            self.counters.failed += 1
         if self.ghosts and not self._others_run(sequence):
             self._lay_ghosts()
 
@@ -348,24 +360,26 @@ class Ledger:
     def _stop(self, sequence: Sequence) -> None:
         """Take a running sequence off its row and pages; its marks go, who waited wakes up."""
         sequence.lane.stop(sequence)
-        sequence.lane = sequence.home
+        sequence.lane = home = sequence.home
         # Marks of pages before that have gone when they were published.
         self._wake(sequence, self.producers.marked_keys(sequence))
-        self.tails.remove(sequence)
-        sequence.home.pages -= sequence.held_pages
-        self.cache.release(sequence.leave(), level=self._level(sequence))
+        if sequence.holds_tail:
+            self.tails.remove(sequence)
+        pages = sequence.leave()
+        home.pages -= len(pages)
+        self.cache.release(pages, level=self._level(sequence))
 
     def _level(self, sequence: Sequence) -> int:
         """Pages of stricter classes are kept longer."""
         return len(self.lanes) - 1 - sequence.home.rank
 
     def _wake(self, sequence: Sequence, keys: Ordered[bytes]) -> None:
-        for woken in self.producers.clear(sequence, keys):
+        for woken in self.producers.clear(sequence, keys) if keys else ():
             woken.lane.queue.push(woken)
 
     def come_home(self, sequence: Sequence) -> None:
-        """A producer that was lent a class and has nothing to produce any more returns."""
-        if sequence.lane is not sequence.home and not self.producers.has_waiters(sequence):
+        """A producer that was lent a class returns, unless somebody still waits for it."""
+        if not self.producers.has_waiters(sequence):
             self._relane(sequence, sequence.home)
 
     def _push(self, sequence: Sequence, now: float) -> None:
@@ -380,12 +394,14 @@ class Ledger:
             home.pace.rest()
         home.pace.begin(now)
         home.waiting += 1
-        home.waiting_tokens += sequence.token_count
+        home.waiting_tokens += len(sequence.known_tokens)
 
-    def _unwait(self, sequence: Sequence, now: float) -> None:
-        home = sequence.home
+    def _unwait(self, sequence: Sequence) -> int:
+        """A request waits no more; how many tokens it has."""
+        home, tokens = sequence.home, len(sequence.known_tokens)
         home.waiting -= 1
-        home.waiting_tokens -= sequence.token_count
+        home.waiting_tokens -= tokens
+        return tokens
 
     def _move(self, sequence: Sequence, after: RequestState, reason: str, now: float) -> None:
         sequence.state = move(

@@ -17,8 +17,7 @@ from octavo.core.request import Request
 NO_TOKEN = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True, gc=False):
     """A request takes a permanent row of the executor.
 
     `generated` holds the tokens it had produced before it was preempted (empty at first);
@@ -33,8 +32,7 @@ class Admission:
     padding: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Preemption:
+class Preemption(msgspec.Struct, frozen=True, gc=False):
     """A running request gives its row and pages back and waits again."""
 
     row: int
@@ -110,8 +108,7 @@ _NOTHING = np.empty(0, dtype=np.int64)
 NO_DECODES = DecodeRows(_NOTHING, (), _NOTHING, _NOTHING, _NOTHING)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixWait:
+class PrefixWait(msgspec.Struct, frozen=True, gc=False):
     """A waiting request sits aside until `producer_id` has computed the page of `key`."""
 
     request_id: RequestId

@@ -260,8 +260,9 @@ class Planner:
 
     def _is_urgent(self, sequence: Sequence, class_tokens: int) -> bool:
         """It, or one of the `class_tokens` of its class, would be late if it went on waiting."""
-        own = self._cost.chunk(sequence.pending, sequence.computed)
-        work = own + self._cost.token * max(class_tokens - sequence.pending, 0)
+        pending = sequence.pending
+        own = self._cost.chunk(pending, sequence.computed)
+        work = own + self._cost.token * max(class_tokens - pending, 0)
         share = max(self._left / self._limit, 0.25)
         target = sequence.lane.service.first_token_seconds or 0.0
         needed = 2 * work / share + 2 * self._limit
@@ -279,7 +280,10 @@ class Planner:
         if chunk is not None and chunk.sequence.order not in self.draft.chunks:
             turn.advance()
             return turn.next is not None
-        past = sequence.position if chunk is None else chunk.start + chunk.count
+        waits = sequence.row < 0
+        past = 0 if waits else sequence.position
+        if chunk is not None:
+            past = chunk.start + chunk.count
         most = self._most_tokens(seconds, past)
         if most < 1:
             return False
@@ -294,11 +298,11 @@ class Planner:
         if sequence.order in self.draft.victims:
             turn.advance()
             return turn.next is not None
-        if sequence.row >= 0:
+        if waits:
+            turn.chunk = self._admit(turn, sequence, seconds, most)
+        else:
             most = min(most, self._limits.max_chunk_tokens)
             turn.chunk = self.draft.add_chunk(sequence, most)
-        else:
-            turn.chunk = self._admit(turn, sequence, seconds, most)
         if turn.chunk is None:
             if turn.next is None:
                 return False

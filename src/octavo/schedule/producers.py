@@ -10,14 +10,14 @@ Producers = Mapping[bytes, Sequence]
 
 
 def find_producer(
-    sequence: Sequence, first_page: int, producers: Producers, more: Producers
+    sequence: Sequence, keys: list[bytes], first_page: int, producers: Producers, more: Producers
 ) -> tuple[Sequence, bytes] | None:
     """Who computes page `first_page` of `sequence`, and the last key that it could wait for.
 
-    That is the end of the run of pages with this producer, within what `sequence` may reuse; behind
-    all of them comes the tail of its prompt. `producers` and `more` are searched for each key.
+    That is the end of the run of pages with this producer, within the `keys` of what `sequence` may
+    reuse; behind them comes the tail of its prompt. `producers` and `more` are searched for each.
     """
-    wanted = sequence.keys[first_page : sequence.reusable_pages]
+    wanted = keys[first_page:]
     tail = sequence.tail_after(first_page + len(wanted))
     if tail is not None:
         wanted.append(tail)

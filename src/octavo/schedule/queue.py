@@ -13,21 +13,20 @@ COARSE_TOKENS = 1024
 _MOST_ACCOUNTS = 4096
 
 _Entry = tuple[int, int, int, Sequence]
+_Place = tuple[int, int, int, int, str]
+"""Of a tenant among the others: less served first, then by its first request."""
 
 
 class _Account:
-    """What one tenant was served, and its waiting requests in order."""
+    """What one tenant was served, its waiting requests in order, its place if it has some."""
 
-    __slots__ = ("entries", "name", "served_tokens")
+    __slots__ = ("entries", "name", "place", "served_tokens")
 
     def __init__(self, name: str, served_tokens: int):
         self.name = name
         self.served_tokens = served_tokens
         self.entries: list[_Entry] = []
-
-    def place(self) -> tuple[int, int, int, int, str]:
-        """Where the tenant stands among the others: less served first, then by its first one."""
-        return (self.served_tokens // COARSE_TOKENS, *self.entries[0][:3], self.name)
+        self.place: _Place | None = None
 
 
 class LaneQueue:
@@ -39,10 +38,9 @@ class LaneQueue:
     """
 
     def __init__(self) -> None:
-        self.waiting_tokens = 0
         self._returning: list[tuple[Key, Sequence]] = []
         self._accounts: dict[str, _Account] = {}
-        self._active: list[tuple[int, int, int, int, str]] = []
+        self._active: list[_Place] = []
         self._floor_tokens = 0
         self._count = 0
 
@@ -53,6 +51,10 @@ class LaneQueue:
         """In the order of admission, as if each were admitted in turn."""
         for _, sequence in self._returning:
             yield sequence
+        if len(self._active) == 1:
+            for entry in self._accounts[self._active[0][4]].entries:
+                yield entry[3]
+            return
         heap: list[tuple[int, int, int, int, str, int, int]] = []
         number = 0
         while True:
@@ -81,17 +83,16 @@ class LaneQueue:
     def push(self, sequence: Sequence) -> None:
         """Queue a sequence; one that was preempted goes ahead of those that never ran."""
         self._count += 1
-        self.waiting_tokens += sequence.token_count
         if sequence.was_preempted:
             insort(self._returning, (sequence.key, sequence))
             return
         account = self._account(sequence.request.tenant)
-        if account.entries:
-            del self._active[bisect_left(self._active, account.place())]
-        else:
+        if not account.entries:
             account.served_tokens = max(account.served_tokens, self._least_served())
-        insort(account.entries, self._entry(sequence))
-        insort(self._active, account.place())
+        entry = self._entry(sequence)
+        insort(account.entries, entry)
+        if account.entries[0] is entry:
+            self._rank(account)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; its state and deadline must be what they were when it was pushed.
@@ -110,23 +111,28 @@ class LaneQueue:
             place = bisect_left(account.entries, entry)
             if place == len(account.entries) or account.entries[place][3] is not sequence:
                 raise ValueError(f"request {sequence.id} is not in the queue")
-            del self._active[bisect_left(self._active, account.place())]
             del account.entries[place]
-            if account.entries:
-                insort(self._active, account.place())
+            if not place:
+                self._rank(account)
         self._count -= 1
-        self.waiting_tokens -= sequence.token_count
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Tokens were computed for a tenant."""
         account = self._account(tenant)
-        served = account.served_tokens + tokens
-        if not account.entries or served // COARSE_TOKENS == account.served_tokens // COARSE_TOKENS:
-            account.served_tokens = served
-            return
-        del self._active[bisect_left(self._active, account.place())]
-        account.served_tokens = served
-        insort(self._active, account.place())
+        account.served_tokens += tokens
+        place = account.place
+        if place is not None and account.served_tokens // COARSE_TOKENS != place[0]:
+            self._rank(account)
+
+    def _rank(self, account: _Account) -> None:
+        """Put a tenant where it stands now."""
+        if account.place is not None:
+            del self._active[bisect_left(self._active, account.place)]
+            account.place = None
+        if account.entries:
+            level = account.served_tokens // COARSE_TOKENS
+            account.place = (level, *account.entries[0][:3], account.name)
+            insort(self._active, account.place)
 
     def _account(self, tenant: str) -> _Account:
         account = self._accounts.get(tenant)
@@ -144,4 +150,5 @@ class LaneQueue:
 
     @staticmethod
     def _entry(sequence: Sequence) -> _Entry:
-        return (sequence.deadline_step, sequence.remaining_tokens, sequence.order, sequence)
+        remaining_tokens = sequence.prompt_tokens + sequence.request.max_new_tokens
+        return (sequence.deadline_step, remaining_tokens, sequence.order, sequence)

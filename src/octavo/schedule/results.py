@@ -16,7 +16,7 @@ from octavo.schedule.accept import accept_tokens, collect_scores
 from octavo.schedule.lane import Lane
 from octavo.schedule.ledger import Ledger
 from octavo.schedule.plan import NO_TOKEN, RowPlan, RowResult, StepPlan, StepResult
-from octavo.schedule.rows import RowNumbers
+from octavo.schedule.rows import NO_LANE, RowNumbers
 from octavo.schedule.sequence import Sequence
 
 _INFINITE = float("inf")
@@ -135,7 +135,7 @@ def _end_pages(ledger: Ledger, ended: list[Sequence]) -> None:
     for sequence in ended:
         # Before the next token takes the place of the first one of this page.
         ledger.rows.fetch_tokens(sequence)
-        ledger.publish(sequence)
+        ledger.publish(sequence, sequence.computed)
         charges[sequence.lane, sequence.request.tenant] += sequence.page_tokens
     for (lane, tenant), tokens in charges.items():
         lane.queue.charge(tenant, tokens)
@@ -153,17 +153,23 @@ def _advance(
     if row.is_padding:
         sequence.padded += len(row.tokens)
         return None
-    try:
-        prompt_logprobs = collect_scores(sequence, row, news)
-    except EngineError as error:
-        return ledger.failed(sequence, str(error), now)
-    was_decoding = ledger.rows.is_decoding(sequence)
-    ledger.rows.unset_plain(sequence)
-    ledger.counters.chunks += not was_decoding
-    sequence.computed = row.start + len(row.tokens)
-    ledger.publish(sequence)
+    prompt_logprobs = None
+    if sequence.prompt_logprobs is not None:
+        try:
+            prompt_logprobs = collect_scores(sequence, row, news)
+        except EngineError as error:
+            return ledger.failed(sequence, str(error), now)
+    rows, number = ledger.rows, sequence.row
+    was_decoding = rows.lane.item(number) != NO_LANE
+    if was_decoding:
+        rows.unset_plain(sequence)
+    else:
+        ledger.counters.chunks += 1
+    computed = rows.computed[number] = row.start + len(row.tokens)
+    ledger.publish(sequence, computed)
     tokens, reason = accept_tokens(sequence, news, ledger.limit_tokens)
-    _measure(sequence, len(tokens), now)
+    if tokens:
+        _measure(sequence, len(tokens), now)
     if reason is None or ledger.keeps_rows:
         _settle(ledger, sequence, was_decoding, step)
     if reason is not None:
@@ -181,21 +187,20 @@ def _advance(
 
 
 def _settle(ledger: Ledger, sequence: Sequence, was_decoding: bool, step: int) -> None:
+    lane = sequence.lane
     ledger.rows.served_step[sequence.row] = step
     if not was_decoding:
-        sequence.lane.settle(sequence)
+        lane.settle(sequence)
     elif sequence.is_decoding:
-        ledger.rows.set_decoding(sequence, sequence.lane)
+        ledger.rows.set_decoding(sequence, lane)
     else:
-        sequence.lane.unsettle(sequence)
-    ledger.come_home(sequence)
+        lane.unsettle(sequence)
+    if lane is not sequence.home:
+        ledger.come_home(sequence)
 
 
 def _measure(sequence: Sequence, tokens: int, now: float) -> None:
-    if not tokens:
-        return
-    counters = sequence.home.counters
-    service = sequence.home.service
+    counters, service = sequence.home.counters, sequence.home.service
     if sequence.first_token_sent:
         counters.gaps += tokens
         limit = service.inter_token_seconds or _INFINITE
@@ -218,5 +223,5 @@ def _advance_ghost(
     was_decoding = ledger.rows.is_decoding(ghost)
     ghost.tokens.append(news.tokens[0])
     ghost.computed = row.start + len(row.tokens)
-    ledger.publish(ghost)
+    ledger.publish(ghost, ghost.computed)
     _settle(ledger, ghost, was_decoding, step)

@@ -57,17 +57,18 @@ class Rows:
         self.token_seconds = np.zeros(max_rows, dtype=np.float64)
         self.gap_seconds = np.zeros(max_rows, dtype=np.float64)
 
-    def seat(self, sequence: Sequence, row: int) -> None:
-        """A request gets a row; nothing of it is computed yet."""
+    def seat(self, sequence: Sequence, row: int, computed: int) -> None:
+        """A request gets a row, with nothing in its page table yet."""
         self.sequences[row] = sequence
         self.request_ids[row] = sequence.id
         self.stop_ids[row] = sequence.request.stop_ids
         for token in sequence.request.stop_ids:
             self.stop_counts[token] += 1
         self.cached_tokens[row] = sequence.cached_tokens or 0
-        self.computed[row] = self.room[row] = 0
+        self.computed[row] = computed
+        self.room[row] = 0
         self.end_tokens[row] = sequence.end_tokens
-        self.token_seconds[row] = sequence.token_seconds
+        self.token_seconds[row] = sequence.token_seconds_before
         sequence.row = row
 
     def vacate(self, sequence: Sequence) -> None:

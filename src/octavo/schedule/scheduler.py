@@ -229,7 +229,7 @@ class Scheduler:
     def reusable_keys(self, request_id: RequestId) -> Ordered[bytes]:
         """Keys of the pages that a request could take from the cache, if they were there."""
         sequence = self._ledger.sequences[request_id]
-        return sequence.keys[: sequence.reusable_pages]
+        return sequence.reusable_keys
 
     def is_displaced(self, request_id: RequestId) -> bool:
         """A request was preempted and has no row yet."""

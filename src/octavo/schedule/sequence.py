@@ -202,9 +202,9 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Nothing but the last generated token is pending."""
-        tokens = self.token_count
-        return tokens - self.computed == 1 and tokens > self.prompt_tokens
+        """Nothing but the last generated token is pending; asked of rows that are not plain."""
+        tokens = len(self.known_tokens)
+        return tokens > self.prompt_tokens and tokens - self.rows.computed.item(self.row) == 1
 
     @property
     def was_preempted(self) -> bool:
@@ -228,8 +228,13 @@ class Sequence:
         """
         if not self.reuses:
             return 0
-        tokens = self.scored - 1 if self.is_scoring else self.token_count - 1
-        return tokens // self.page_tokens
+        tokens = self.scored if self.scored < self.prompt_tokens else self.token_count
+        return (tokens - 1) // self.page_tokens
+
+    @property
+    def reusable_keys(self) -> list[bytes]:
+        """The keys of those pages."""
+        return self.keys[: self.reusable_pages] if self.keys else []
 
     @property
     def tail_page(self) -> int:
@@ -288,6 +293,16 @@ class Sequence:
 
     def parent_key(self, page: int) -> bytes | None:
         return self.keys[page - 1] if page else None
+
+    def sit_down(self, row: int, reused: Ordered[int], computed: int) -> int:
+        """Get a row and a table with `computed` tokens; how many blocks it has."""
+        self.rows.seat(self, row, computed)
+        if not reused:
+            return 0
+        self.add_pages(reused)
+        blocks = self.published_pages = self.blocks
+        self.window_block = self.layout.first_block(blocks * self.page_tokens)
+        return blocks
 
     def leave(self) -> Ordered[int]:
         """Forget row and pages; returns the pages to be released."""

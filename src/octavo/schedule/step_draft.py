@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 
+import msgspec
 import numpy as np
 
 from octavo.memory.cache import PageCache
@@ -56,8 +57,7 @@ class Chunk:
         return self.table_start + added // self.sequence.layout.groups
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """What a waiting sequence starts with: a row, a table to reuse, pages to copy its tail from."""
 
     row: int
@@ -164,7 +164,8 @@ class StepDraft:
 
     def admit(self, sequence: Sequence, found: Found, count: int, padding: int) -> Chunk:
         """Start a waiting sequence; the pages must be there."""
-        self.pages.share(sequence.layout.held(found.reused))
+        if found.reused:
+            self.pages.share(sequence.layout.held(found.reused))
         chunk = Chunk(
             sequence,
             found.row,
@@ -190,11 +191,15 @@ class StepDraft:
     def extend(self, chunk: Chunk, count: int) -> int:
         """Add up to `count` tokens to a chunk, without preemption; how many were added."""
         layout, blocks, end = chunk.sequence.layout, chunk.blocks, chunk.start + chunk.count
-        most_blocks = blocks + self.pages.available // layout.groups
-        added = min(count, chunk.rest, most_blocks * layout.page_tokens - end)
+        added = min(count, chunk.rest)
         missing = layout.blocks_for(end + added) - blocks
         # Padding may have been longer than what follows it, and a run holds the whole answer.
-        chunk.taken += self.pages.take(max(missing, 0) * layout.groups)
+        if missing > 0:
+            available = self.pages.available // layout.groups
+            if missing > available:
+                missing = available
+                added = (blocks + available) * layout.page_tokens - end
+            chunk.taken += self.pages.take(missing * layout.groups)
         chunk.count += added
         return added
 
@@ -325,20 +330,22 @@ class StepDraft:
 
     def admissions(self) -> tuple[Admission, ...]:
         return tuple(
-            Admission(
-                row=chunk.row,
-                request=chunk.sequence.request,
-                generated=tuple(chunk.sequence.tokens[chunk.sequence.prompt_tokens :]),
-                cached_tokens=chunk.start,
-                padding=chunk.padding,
-            )
-            for chunk in self.chunks.values()
-            if chunk.is_admission
+            [
+                Admission(
+                    chunk.row,
+                    chunk.sequence.request,
+                    tuple(chunk.sequence.known_tokens[chunk.sequence.prompt_tokens :]),
+                    chunk.start,
+                    chunk.padding,
+                )
+                for chunk in self.chunks.values()
+                if chunk.is_admission
+            ]
         )
 
     def preemptions(self) -> tuple[Preemption, ...]:
         return tuple(
-            Preemption(victim.row, victim.id, reason) for victim, reason in self.victims.values()
+            [Preemption(victim.row, victim.id, reason) for victim, reason in self.victims.values()]
         )
 
 
@@ -347,8 +354,10 @@ def _chunk_row(chunk: Chunk) -> RowPlan:
     if chunk.padding:
         tokens, wants_token, scores = (0,) * chunk.count, False, False
     else:
-        tokens = tuple(sequence.tokens[chunk.start : end])
-        wants_token = end == sequence.token_count and sequence.request.max_new_tokens > 0
+        # Who computes a chunk has no tokens of plain steps.
+        known = sequence.known_tokens
+        tokens = tuple(known[chunk.start : end])
+        wants_token = end == len(known) and sequence.request.max_new_tokens > 0
         scores = sequence.needs_scores(chunk.start)
     return RowPlan(
         row=chunk.row,

@@ -24,19 +24,13 @@ class PromptTails:
         """Everybody whose tail may be copied."""
         return chain.from_iterable(self._holders.values())
 
-    def add_computed(self, sequence: Sequence) -> bytes | None:
-        """The key of the tail of `sequence`, if its prompt has just been computed and has one."""
-        tail = sequence.tail
-        if tail is None or sequence.holds_tail or sequence.computed < sequence.prompt_tokens:
-            return None
+    def add(self, sequence: Sequence, tail: bytes) -> None:
+        """The prompt of `sequence` has been computed, whose tail has this key."""
         self._holders.setdefault(tail, []).append(sequence)
         sequence.holds_tail = True
-        return tail
 
     def remove(self, sequence: Sequence) -> None:
-        """`sequence` gives up its pages."""
-        if not sequence.holds_tail:
-            return
+        """A holder of its tail gives up its pages."""
         assert sequence.tail is not None
         holders = self._holders[sequence.tail]
         holders.remove(sequence)
