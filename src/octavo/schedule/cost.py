@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.core.errors import SettingsError
+from octavo.schedule import _costs
 
 FEATURES = ("constant", "token", "decode_row", "past_token", "chunk_square")
 # One unit of each scaled feature costs about the same, so that the fit is well conditioned.
@@ -108,9 +109,9 @@ class CostModel:
     Each observation is weighted by its own time, so that relative errors are what is small, and a
     residual beyond three times the usual one counts as that much only. Without a profile a guess
     from the size of the weights is scaled as a whole by the first observation. Coefficients never
-    fall below 0. Every observation moves each coefficient to its best value beside the others
-    (sequential coordinate-wise descent, Franc, Hlavac and Navara, CAIP 2005), so a load that never
-    excites some of them cannot make the fit run away; those stay near where they began.
+    fall below 0. Every observation moves each coefficient to its best value beside the others, so a
+    load that never excites some of them cannot make the fit run away; those stay near where they
+    began.
 
     Machines are now and then slower for a while, which no shape explains. The latest steps
     therefore scale all predictions (exponential smoothing); what is fitted does not know of it.
@@ -126,11 +127,10 @@ class CostModel:
         self._scale_prior = profile is None
         if profile is None:
             size = (weight_bytes or _PRIOR_WEIGHT_BYTES) / _PRIOR_WEIGHT_BYTES
-            self._theta = [value * size for value in _PRIOR_SECONDS]
+            self._start([value * size for value in _PRIOR_SECONDS])
         else:
             values = (getattr(profile, name) for name in FEATURES)
-            self._theta = [value / scale for value, scale in zip(values, _SCALES, strict=True)]
-        self._start()
+            self._start([value / scale for value, scale in zip(values, _SCALES, strict=True)])
         self._publish()
 
     def predict(self, shape: StepShape) -> float:
@@ -172,8 +172,7 @@ class CostModel:
         if self._scale_prior:
             self._scale_prior = False
             ratio = min(max(seconds / max(predicted, 1e-9), 1 / _MOST_RATIO), _MOST_RATIO)
-            self._theta = [value * ratio for value in self._theta]
-            self._start()
+            self._start([value * ratio for value in self._fit.theta])
             self._publish()
             predicted = self.predict(shape)
         self._note_error(1.0 - predicted / seconds)
@@ -182,8 +181,17 @@ class CostModel:
         bound = _CLIPPED_ERRORS * max(self.error, 0.02)
         clipped = min(max(residual, -bound), bound)
         self.observations += 1
-        relative = [value / seconds for value in self._features(shape)]
-        self._fit(relative, fitted / seconds + clipped)
+        constant, token, decode_row, past_token, chunk_square = _SCALES
+        self._fit.observe(
+            (
+                constant / seconds,
+                shape.tokens * token / seconds,
+                shape.decode_rows * decode_row / seconds,
+                shape.past_tokens * past_token / seconds,
+                shape.chunk_square * chunk_square / seconds,
+            ),
+            fitted / seconds + clipped,
+        )
         ratio = min(max(seconds / fitted, 1 / _MOST_PACE), _MOST_PACE)
         self._pace += _PACE_LEARNING * (ratio - self._pace)
         self._publish()
@@ -200,7 +208,7 @@ class CostModel:
 
     def learned(self) -> dict[str, float]:
         """The seconds of each feature, whatever the pace of the latest steps."""
-        values = zip(FEATURES, self._theta, _SCALES, strict=True)
+        values = zip(FEATURES, self._fit.theta, _SCALES, strict=True)
         return {name: value * scale for name, value, scale in values}
 
     def profile(self, *, machine: str = "", model: str = "") -> CostProfile:
@@ -212,55 +220,16 @@ class CostModel:
         bound = _CLIPPED_ERRORS * max(self.error, 0.02)
         self.error = min(self.error + 0.05 * (min(abs(residual), bound) - self.error), 1.0)
 
-    def _features(self, shape: StepShape) -> list[float]:
-        values = (
-            1,
-            shape.tokens,
-            shape.decode_rows,
-            shape.past_tokens,
-            shape.chunk_square,
-        )
-        return [value * scale for value, scale in zip(values, _SCALES, strict=True)]
-
-    def _start(self) -> None:
-        """Forget what was observed; the present coefficients hold as much as a few steps."""
-        count = len(self._theta)
-        sizes = [max(value, 1e-9) for value in self._theta]
-        self._ridge = [_PRIOR_WEIGHT / size**2 for size in sizes]
-        self._pulled = [
-            weight * value for weight, value in zip(self._ridge, self._theta, strict=True)
-        ]
-        self._gram = [[0.0] * count for _ in range(count)]
-        self._moments = [0.0] * count
-
-    def _fit(self, features: list[float], target: float) -> None:
-        """A few sweeps of coordinate descent towards the non-negative least squares."""
-        theta = self._theta
-        equations: list[tuple[int, list[float], float, float, float]] = []
-        for i, value in enumerate(features):
-            known = self._gram[i]
-            row = [
-                _FORGETTING * held + value * other
-                for held, other in zip(known, features, strict=True)
-            ]
-            self._gram[i] = row
-            self._moments[i] = _FORGETTING * self._moments[i] + value * target
-            right = self._moments[i] + self._pulled[i]
-            equations.append((i, row, row[i], row[i] + self._ridge[i], right))
-        for _ in range(_SWEEPS):
-            for i, (a, b, c, d, e), own, divisor, right in equations:
-                # Written out, because it is much of the time of a step with few rows.
-                every = a * theta[0] + b * theta[1] + c * theta[2] + d * theta[3] + e * theta[4]
-                best = (right - (every - own * theta[i])) / divisor
-                theta[i] = best if best > 0.0 else 0.0
+    def _start(self, theta: list[float]) -> None:
+        """Forget what was observed; these coefficients hold as much as a few steps."""
+        ridge = [_PRIOR_WEIGHT / max(value, 1e-9) ** 2 for value in theta]
+        self._fit = _costs.LeastSquares(theta, ridge, _FORGETTING, _SWEEPS)
 
     def _publish(self) -> None:
-        for name, value, scale in zip(FEATURES, self._theta, _SCALES, strict=True):
-            setattr(self, name, value * scale * self._pace)
-        self.token = max(self.token, _LEAST_TOKEN_SECONDS)
-
-    constant: float
-    token: float
-    decode_row: float
-    past_token: float
-    chunk_square: float
+        pace = self._pace
+        constant, token, decode_row, past_token, chunk_square = self._fit.theta
+        self.constant = constant * _SCALES[0] * pace
+        self.token = max(token * _SCALES[1] * pace, _LEAST_TOKEN_SECONDS)
+        self.decode_row = decode_row * _SCALES[2] * pace
+        self.past_token = past_token * _SCALES[3] * pace
+        self.chunk_square = chunk_square * _SCALES[4] * pace
