@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 
 from octavo.schedule.lane import Lane
@@ -31,7 +32,7 @@ class Admissions:
         draft: StepDraft,
         producers: Producers,
         tails: PromptTails,
-        free_rows: Ordered[int],
+        free_rows: Collection[int],
         closed_rows: Ordered[int],
         *,
         padded_tokens: int,

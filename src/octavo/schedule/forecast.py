@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+
+import msgspec
 
 from octavo.core.request import Request
 from octavo.core.service_classes import ServiceClass
@@ -22,8 +23,7 @@ _GUESSED_TOKEN_SECONDS = 1e-3
 _GUESSED_ANSWER_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(msgspec.Struct, frozen=True):
     """What a step may be predicted to take, and whether a target allows no more than one step."""
 
     seconds: float

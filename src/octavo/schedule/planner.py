@@ -26,14 +26,18 @@ _INFINITE = float("inf")
 class _Turn:
     """A class in this step: who is left, and what it was given.
 
-    `decodes` are its decoding rows that got no time yet, longest unserved first.
+    `decodes` are its decoding rows that got no time yet, longest unserved first, and `past_tokens`
+    the sum of their pasts.
     """
 
-    __slots__ = ("chunk", "decodes", "lane", "next", "prefills", "seconds")
+    __slots__ = ("chunk", "decodes", "lane", "next", "past_tokens", "prefills", "seconds")
 
-    def __init__(self, lane: Lane, decodes: RowNumbers, prefills: Iterator[Sequence]):
+    def __init__(
+        self, lane: Lane, decodes: RowNumbers, past_tokens: int, prefills: Iterator[Sequence]
+    ):
         self.lane = lane
         self.decodes = decodes
+        self.past_tokens = past_tokens
         self.prefills = prefills
         self.next = next(prefills, None)
         self.chunk: Chunk | None = None
@@ -80,11 +84,12 @@ class Planner:
             view.closed_rows,
             padded_tokens=view.padded_tokens,
         )
-        self._turns = [
-            _Turn(lane, view.rows.decoding(lane), self._prefills(lane))
-            for lane in view.lanes
-            if lane.has_work
-        ]
+        self._turns: list[_Turn] = []
+        for lane in view.lanes:
+            if lane.has_work:
+                decodes = view.rows.decoding(lane)
+                past = int(np.add.reduce(view.rows.computed[decodes]))
+                self._turns.append(_Turn(lane, decodes, past, self._prefills(lane)))
         decoding = (turn.lane.service for turn in self._turns if len(turn.decodes))
         most = limits.max_step_seconds
         time = StepTime(_INFINITE, False)
@@ -169,19 +174,20 @@ class Planner:
 
         Where that is more than its target allows, in parts it would take longer still.
         """
-        rows = next(turn.decodes for turn in self._turns if len(turn.decodes))
-        past = int(self._rows.computed[rows].sum())
-        return self._cost.constant + self._cost.decodes(len(rows), past)
+        turn = next(turn for turn in self._turns if len(turn.decodes))
+        return self._cost.constant + self._cost.decodes(len(turn.decodes), turn.past_tokens)
 
     # Decodes
 
     def _fits_everybody(self) -> bool:
         """All decodes fit and nobody else wants the time."""
-        turns = [turn for turn in self._turns if len(turn.decodes)]
-        rows = sum(len(turn.decodes) for turn in turns)
-        past = sum(int(self._rows.computed[turn.decodes].sum()) for turn in turns)
-        fits = self._cost.decodes(rows, past) <= self._left and rows <= self._budget
-        return fits and not any(turn.next is not None for turn in self._turns)
+        rows = past = 0
+        for turn in self._turns:
+            if turn.next is not None:
+                return False
+            rows += len(turn.decodes)
+            past += turn.past_tokens
+        return rows <= self._budget and self._cost.decodes(rows, past) <= self._left
 
     def _due(self, turn: _Turn) -> int:
         """How many of a class, longest unserved first, would miss their target in the next step."""
@@ -199,11 +205,12 @@ class Planner:
         count = len(wanted)
         if not count:
             return
-        pasts = self._rows.computed[wanted]
-        past = int(np.add.reduce(pasts))
+        past = turn.past_tokens
+        if count < len(turn.decodes):
+            past = int(np.add.reduce(self._rows.computed[wanted]))
         spent = self._cost.decodes(count, past)
         if spent > seconds:
-            pasts = np.cumsum(pasts)
+            pasts = np.cumsum(self._rows.computed[wanted])
             # The marginal time of the first, of the first two and so on.
             times = self._cost.decodes(1, 0) * np.arange(1, count + 1)
             times += self._cost.past_token * pasts
@@ -213,6 +220,7 @@ class Planner:
                 return
             past, spent = pasts.item(count - 1), times.item(count - 1)
         turn.decodes = turn.decodes[count:]
+        turn.past_tokens -= past
         self.draft.add_decodes(wanted[:count])
         self.shape.add_decodes(count, past)
         self._budget -= count
@@ -251,7 +259,9 @@ class Planner:
     def _serve_urgent(self, turn: _Turn) -> None:
         """Prefills of a class that would miss their target otherwise."""
         lane = turn.lane
-        if self._limit == _INFINITE or lane.service.first_token_seconds is None:
+        if turn.next is None or self._limit == _INFINITE:
+            return
+        if lane.service.first_token_seconds is None:
             return
         tokens = lane.waiting_tokens + sum(each.pending for each in lane.prefilling)
         while turn.next is not None and self._is_urgent(turn.next, tokens):
@@ -380,7 +390,7 @@ class Planner:
         for turn in self._turns:
             turn.prefills = self._prefills(turn.lane)
             turn.advance()
-            turn.decodes = NO_ROWS
+            turn.decodes, turn.past_tokens = NO_ROWS, 0
             decoding = self._rows.decoding(turn.lane)
             for place, row in enumerate(decoding.tolist()):
                 sequence = self._rows.sequences[row]
@@ -388,6 +398,7 @@ class Planner:
                     continue
                 if sequence.computed < sequence.room or self.draft.force_page_for(sequence):
                     turn.decodes = decoding[place : place + 1]
+                    turn.past_tokens = sequence.computed
                     self._budget = max(self._budget, 1)
                     self._decode(turn, _INFINITE, 1)
                     return

@@ -133,6 +133,8 @@ class Rows:
         if not lane.running:
             return NO_ROWS
         rows: RowNumbers = (self.lane == lane.rank).nonzero()[0]
+        if len(rows) < 2:
+            return rows
         return rows[self.served_step[rows].argsort(kind="stable")]
 
     def without_room(self, rows: RowNumbers) -> list[Sequence]:

@@ -279,8 +279,8 @@ class Scheduler:
         view = StepView(
             lanes=self._lanes,
             rows=ledger.rows,
-            free_rows=tuple(ledger.free_rows),
-            closed_rows=tuple(ledger.closed_rows),
+            free_rows=ledger.free_rows,
+            closed_rows=ledger.closed_rows,
             producers=ledger.producers.marks,
             tails=ledger.tails,
             cache=ledger.cache,

@@ -105,11 +105,15 @@ class StepDraft:
         if self.chunks:
             return True
         out = self._out
+        if not out:
+            return any(map(len, self._decodes))
         return any(row not in out for chosen in self._decodes for row in chosen.tolist())
 
     @property
     def _out(self) -> set[int]:
         """Rows that compute nothing, chosen or not."""
+        if not self.victims:
+            return self._standing
         return self._standing | {victim.row for victim, _ in self.victims.values()}
 
     def kv_limit(self, lane: Lane) -> float:

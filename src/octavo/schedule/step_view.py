@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+
+import msgspec
 
 from octavo.memory.cache import PageCache
 from octavo.schedule.cost import CostModel
@@ -28,8 +31,7 @@ class StepLimits:
     is_contiguous: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StepView:
+class StepView(msgspec.Struct, frozen=True):
     """What a plan is made from.
 
     `lanes` are the classes, strictest first; `closed_rows` may be used again; `may_join` says how
@@ -40,7 +42,7 @@ class StepView:
 
     lanes: Ordered[Lane]
     rows: Rows
-    free_rows: Ordered[int]
+    free_rows: Collection[int]
     closed_rows: Ordered[int]
     producers: Producers
     tails: PromptTails
