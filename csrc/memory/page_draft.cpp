@@ -72,6 +72,19 @@ int32_t PageDraft::find(const PageKey& key) const {
   return refs_.find(page) == 0 && cache_->index.has_twin(page) ? kNone : page;
 }
 
+int32_t PageDraft::freed(std::vector<int32_t> held, std::vector<int32_t> wanted) const {
+  std::sort(held.begin(), held.end());
+  std::sort(wanted.begin(), wanted.end());
+  int32_t count = 0;
+  for (auto page = held.begin(); page != held.end();) {
+    const auto next = std::upper_bound(page, held.end(), *page);
+    const bool loses_all = next - page >= refs_of(*page);
+    count += loses_all && !std::binary_search(wanted.begin(), wanted.end(), *page);
+    page = next;
+  }
+  return count;
+}
+
 void PageDraft::share(int32_t page) {
   const int32_t refs = refs_of(page);
   available_ -= refs == 0;

@@ -39,6 +39,9 @@ class PageDraft {
   int32_t find(const PageKey& key) const;
   // Whether a page would stop being available if it were shared.
   bool is_unheld(int32_t page) const { return refs_of(page) == 0; }
+  // Pages that would become available if each of `held` lost a holder, without those of `wanted`. A
+  // page comes once for each holder that it would lose.
+  int32_t freed(std::vector<int32_t> held, std::vector<int32_t> wanted) const;
   // Add a holder to a page that was found.
   void share(int32_t page);
 

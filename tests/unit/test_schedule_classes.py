@@ -205,6 +205,21 @@ def test_padding_goes_on_when_not_a_token_fits_into_a_step() -> None:
         assert driven.answers[each.id] == alone(each, driven.scheduler.limit_tokens)
 
 
+def test_nobody_is_preempted_for_pages_that_others_hold_too() -> None:
+    driven = driver(pages=10)
+    shared = range(24)
+    for name, service_class in (("f", "fast"), ("s1", "standard"), ("s2", "standard")):
+        own = (50 + len(driven.answers), 60)
+        asked = request(name, (*shared, *own), service_class=service_class, max_new_tokens=20)
+        driven.add(asked)
+        driven.step()
+    driven.add(request("new", range(100, 112), service_class="fast"))
+    plan = driven.step()
+    # Without them two pages are free that are theirs alone, and two that they would grow into.
+    assert plan.preemptions == ()
+    assert "new" not in lengths(plan)
+
+
 def test_tokens_that_seem_to_be_free_do_not_stop_the_engine() -> None:
     """Where steps without work last longer than is allowed, there is no time left for them."""
     driven = driver(max_step_seconds=0.1, profile=CostProfile(0.2, 0.0, 0.0, 0.0, 0.0))

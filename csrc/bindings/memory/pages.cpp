@@ -264,6 +264,11 @@ void bind_draft(nb::module_& module) {
              return count;
            },
            "pages"_a)
+      .def("freed",
+           [](const Draft& draft, nb::handle held, nb::handle wanted) {
+             return draft.freed(pages_of(held), pages_of(wanted));
+           },
+           "held"_a, "wanted"_a)
       .def("share",
            [](Draft& draft, nb::handle pages) {
              for (const int32_t page : pages_of(pages)) draft.share(page);

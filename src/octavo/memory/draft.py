@@ -12,9 +12,11 @@ class PageDraft(_pages.PageDraft):
     `take` gives free pages first, then cached ones, then those that were released in this draft;
     check `available` first, it raises IndexError when nothing is left. `release` and `look_up` do
     as those of `PageCache`, but what the draft has taken is not found. `unheld` counts the pages
-    that would stop being available if they were shared. `give_back` undoes takes; the pages go
-    first next time, in the order in which they came, and `passed_over` are those that did not: as
-    pages behind them may have been taken, their content must go too, children before parents.
+    that would stop being available if they were shared, `freed` those that would become available
+    if each of `held` lost a holder (a page comes once for each), without those of `wanted`.
+    `give_back` undoes takes; the pages go first next time, in the order in which they came, and
+    `passed_over` are those that did not: as pages behind them may have been taken, their content
+    must go too, children before parents.
 
     Committing the same shares, then releases, then takes on the cache is always possible. The
     cache must not change while pages are taken from a draft (RuntimeError).

@@ -96,7 +96,7 @@ class Admissions:
         row = self._free_row()
         held = self._new_pages(most_pages, layout.held(reused))
         if row is None or not self._fits(held):
-            if not self._make_room(sequence, held):
+            if not self._make_room(sequence, held, layout.held(reused)):
                 return None
             row = self._free_row()
             if keys:
@@ -201,8 +201,8 @@ class Admissions:
             self._outstanding = self._outstanding_pages()
         return pages + self._outstanding + self._running * self._groups + self._watermark
 
-    def _make_room(self, sequence: Sequence, pages: int) -> bool:
-        """Preempt for a waiting sequence, if that can be enough."""
+    def _make_room(self, sequence: Sequence, pages: int, reused: Ordered[int]) -> bool:
+        """Preempt for a waiting sequence, if that is enough: others may hold a victim's pages."""
         draft, lane = self._draft, sequence.lane
         # What a victim leaves in a contiguous layout need not be where a run is wanted.
         wanted = lane.pages + self._granted.get(lane, 0) + pages
@@ -211,14 +211,18 @@ class Admissions:
         fits_row = self._free_row() is not None
         lanes = self._victim_lanes(lane, fits_row)
         chosen: list[Sequence] = []
+        held: list[int] = []
         freed = 0
         missing = self._wanted_pages(pages) - draft.pages.available
         for victim in draft.candidates(lanes):
             if fits_row and freed >= missing:
                 break
             chosen.append(victim)
+            held += victim.pages
             freed += victim.held_pages + self._groups
             fits_row = True
+            if freed >= missing > 0:
+                freed = draft.pages.freed(held, reused) + len(chosen) * self._groups
         if not fits_row or freed < missing:
             return False
         reason = f"made room for class {lane.service.name}"
