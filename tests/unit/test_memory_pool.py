@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.core.errors import CapacityError, SettingsError
 from octavo.memory._pages import CACHED, FREE, HELD
@@ -296,6 +298,29 @@ class TestDraft:
         draft = PageDraft(PageCache(4))
         with pytest.raises(IndexError):
             draft.take(5)
+
+    @given(
+        st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True), max_size=5),
+        st.data(),
+    )
+    def test_tells_what_it_frees_to_release_tables(
+        self, tables: list[list[int]], data: st.DataObject
+    ) -> None:
+        cache = PageCache(8)
+        pages = [cache.allocate() for _ in range(8)]
+        for table in tables:
+            cache.share([pages[place] for place in table])
+        cache.release(pages)
+        leaving = [table for table in tables if data.draw(st.booleans())]
+        wanted = data.draw(st.lists(st.sampled_from(pages)))
+        draft = PageDraft(cache)
+        before = {page for page in pages if draft.unheld([page])}
+        held = [pages[place] for table in leaving for place in table]
+        freed = draft.freed(held, wanted)
+        for table in leaving:
+            draft.release([pages[place] for place in table])
+        after = {page for page in pages if draft.unheld([page])}
+        assert freed == len(after - before - set(wanted))
 
     def test_released_pages_come_last_and_shared_ones_stay(self) -> None:
         cache = PageCache(3)
