@@ -15,6 +15,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.core.errors import (
     CapacityError,
+    EngineError,
     InvalidRequest,
     ModelFileError,
     ModelNotFound,
@@ -232,6 +233,13 @@ def test_closed_model_may_be_closed_again(path: Path) -> None:
     assert isinstance(output, RequestOutput)
     llm.close()
     llm.close()
+
+
+def test_closed_model_answers_nothing_more(path: Path) -> None:
+    llm = LLM(path, backend="reference", kv_bytes="1MB")
+    llm.close()
+    with pytest.raises(EngineError, match="the model is closed"):
+        llm.generate("the", GREEDY)
 
 
 def test_importing_the_interface_loads_no_compute() -> None:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from octavo.core.clock import Clock, monotonic
+from octavo.core.errors import EngineError
 from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput
 from octavo.core.request import FinishReason
@@ -101,6 +102,7 @@ class Client:
         self._abandoned: deque[Handle] = deque()
         self._lock = threading.RLock()
         self._idle = IdleRest(engine, self._lock)
+        self._is_closed = False
 
     def prepare(self, prompt: Prompt, params: SamplingParams, *, field: str = "prompt") -> Prepared:
         """Check a call without starting it; raises what `prompts.prepare` raises."""
@@ -120,8 +122,11 @@ class Client:
 
         Raises:
             InvalidRequest: the call can never fit the KV cache.
+            EngineError: the client is closed.
         """
         with self._lock:
+            if self._is_closed:
+                raise EngineError("the model is closed", remedy="open it again")
             requests = requests_of(
                 prepared,
                 call=f"call-{next(self._numbers)}",
@@ -215,6 +220,7 @@ class Client:
         with self._lock:
             for handle, _ in list(self._live.values()):
                 self.cancel(handle)
+            self._is_closed = True
             self._engine.close()
 
     def _deliver(self, output: EngineOutput) -> Handle | None:
