@@ -149,6 +149,7 @@ octavo_step_cost_seconds{model_name="m",per="token"} 0.001
 octavo_step_cost_seconds{model_name="m",per="decode_row"} 0.002
 octavo_step_cost_seconds{model_name="m",per="past_token"} 1e-06
 octavo_step_cost_seconds{model_name="m",per="chunk_square"} 0.0
+octavo_step_cost_seconds{model_name="m",per="between"} 0.004
 octavo_prediction_error{model_name="m"} 0.06
 octavo_engine_steps_total{model_name="m"} 1500.0
 """
@@ -174,7 +175,7 @@ class TestLearn:
         profile, base = read_profile(output), default_profile()
         assert profile.cost == dataclasses.replace(
             base.cost,
-            constant=0.012,
+            constant=0.016,
             token=0.001,
             decode_row=0.002,
             past_token=1e-6,

@@ -71,7 +71,7 @@ class StatsSource:
             native_seconds=metrics.native_seconds.value,
             predicted_seconds=metrics.predicted_seconds.value,
             prediction_error=scheduler.cost.error,
-            step_cost=scheduler.cost.learned(),
+            step_cost={**scheduler.cost.learned(), "between": scheduler.between_seconds},
             row_seconds=metrics.row_seconds.value,
             max_rows=self._max_rows,
             step_seconds=Buckets(tuple(steps.bounds), tuple(steps.counts), steps.total),

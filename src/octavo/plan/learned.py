@@ -17,6 +17,7 @@ _COST = "octavo_step_cost_seconds"
 _ERROR = "octavo_prediction_error"
 _STEPS = "octavo_engine_steps_total"
 _LEAST_STEPS = 100
+_PARTS = (*FEATURES, "between")
 
 
 def learned_profile(texts: Sequence[str], base: Profile) -> Profile:
@@ -34,9 +35,10 @@ def learned_profile(texts: Sequence[str], base: Profile) -> Profile:
     if len(models) > 1:
         raise InvalidRequest(f"are of several models: {', '.join(sorted(models))}", field="metrics")
     steps = max(int(numbers[_STEPS]) for numbers, _ in found)
-    times = {name: mean(numbers[name] for numbers, _ in found) for name in (*FEATURES, _ERROR)}
+    times = {name: mean(numbers[name] for numbers, _ in found) for name in (*_PARTS, _ERROR)}
     cost = CostProfile(
-        constant=times["constant"],
+        # The simulated engine makes one step right after the other.
+        constant=times["constant"] + times["between"],
         token=times["token"],
         decode_row=times["decode_row"],
         past_token=times["past_token"],
@@ -63,13 +65,13 @@ def _numbers(text: str) -> tuple[dict[str, float], str]:
     except ValueError as error:
         message = f"are not in the format of Prometheus: {error}"
         raise InvalidRequest(message, field="metrics") from None
-    if not {*FEATURES, _ERROR, _STEPS} <= numbers.keys() or len(models) != 1:
+    if not {*_PARTS, _ERROR, _STEPS} <= numbers.keys() or len(models) != 1:
         raise InvalidRequest(
             "have no step times of one engine",
             field="metrics",
             remedy="take them from /metrics of an Octavo server",
         )
-    possible = all(0 <= numbers[name] <= MOST_PROFILE_NUMBER for name in (*FEATURES, _ERROR))
+    possible = all(0 <= numbers[name] <= MOST_PROFILE_NUMBER for name in (*_PARTS, _ERROR))
     if not possible or not math.isfinite(numbers[_STEPS]):
         raise InvalidRequest(f"have impossible step times: {numbers}", field="metrics")
     if numbers[_STEPS] < _LEAST_STEPS:

@@ -125,7 +125,7 @@ class Scheduler:
         self._by_name = {lane.service.name: lane for lane in self._lanes}
         self._arrivals = 0
         self._result_seconds: float | None = None
-        self._between_seconds = 0.0
+        self.between_seconds = 0.0
         self._committed = 0
         self._planned: tuple[StepPlan, Planner] | None = None
         self._in_flight: tuple[StepPlan, Planner] | None = None
@@ -288,7 +288,7 @@ class Scheduler:
             now_seconds=now,
             may_join=self._batching.may_join(self._lanes, now),
             padded_tokens=self._batching.padded_tokens(self._lanes),
-            between_seconds=self._between_seconds,
+            between_seconds=self.between_seconds,
         )
         planner = Planner(self._committed, self._limits, view)
         # Remembered to recognise the plan in commit.
@@ -346,7 +346,7 @@ class Scheduler:
         passed = measured if self._result_seconds is None else now - self._result_seconds
         is_long = planner.is_tight and 2 * predicted >= planner.limit_seconds
         if is_long and self._result_seconds is not None:
-            self.cost.note_overrun(predicted + self._between_seconds, passed)
+            self.cost.note_overrun(predicted + self.between_seconds, passed)
         self._note_between(now - measured, now)
         scale = measured / predicted if measured > 0 and predicted > 0 else 1.0
         scale = min(max(scale, 0.1), 10.0)
@@ -366,14 +366,14 @@ class Scheduler:
             lane.forget()
         self.cost = self._start_cost()
         self._result_seconds = None
-        self._between_seconds = 0.0
+        self.between_seconds = 0.0
 
     def _note_between(self, began_seconds: float, now: float) -> None:
         """Learn what passes between the computations of two steps, where one follows the other."""
         if self._result_seconds is not None:
             passed = began_seconds - self._result_seconds
             if 0 <= passed < _LONGEST_BETWEEN_SECONDS:
-                self._between_seconds += _LEARNING * (passed - self._between_seconds)
+                self.between_seconds += _LEARNING * (passed - self.between_seconds)
         self._result_seconds = now if self.has_work else None
 
     def audit(self) -> list[str]:
@@ -418,7 +418,7 @@ class Scheduler:
             self.cost,
             page_tokens=self.page_tokens,
             most_seconds=self._limits.max_step_seconds,
-            between_seconds=self._between_seconds,
+            between_seconds=self.between_seconds,
         )
 
     def _admit_to(self, request: Request, wanted: Lane, now: float) -> Lane:
