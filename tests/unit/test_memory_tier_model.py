@@ -213,3 +213,13 @@ def test_cache_verbs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome("ls")[1] == f"0 in {root}, 0B in all\n"
     assert outcome("verify") == (0, f"no pages in {root}, nothing to verify\n")
     assert outcome("clear") == (0, f"no pages in {root}, nothing to remove\n")
+
+
+@pytest.mark.parametrize("verb", ["ls", "verify", "clear"])
+def test_cache_verbs_refuse_what_is_no_folder(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert cli.run(["cache", verb, "--set", f"memory.swap_dir={file}"]) != 0
+    assert "is not a folder" in capsys.readouterr().err

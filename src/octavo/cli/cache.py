@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from octavo.cli.options import load, settings_options
+from octavo.core.errors import SettingsError
 from octavo.core.units import format_bytes
 from octavo.memory.tiers.check import FolderCheck, check_folder, page_count
 from octavo.memory.tiers.folder import (
@@ -90,7 +91,10 @@ def clear(config: str | None, assignments: tuple[str, ...], name: str | None) ->
 def _root(config: str | None, assignments: tuple[str, ...]) -> Path:
     from octavo.engine.swapping import swap_folder
 
-    return swap_folder(load(config, assignments).settings.memory)
+    root = swap_folder(load(config, assignments).settings.memory)
+    if root.exists() and not root.is_dir():
+        raise SettingsError(f"{root} is not a folder", field="memory.swap_dir")
+    return root
 
 
 def _line(summary: FolderSummary) -> str:
