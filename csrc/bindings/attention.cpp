@@ -78,6 +78,7 @@ class Problem {
     call_.head_dim = head_dim;
     call_.q = q.data();
     call_.out = out.data();
+    call_.tokens = q.shape(0);
     call_.tables = tables.data();
     call_.table_stride = tables.shape(1);
     call_.page_stride = 1;

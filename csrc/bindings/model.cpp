@@ -59,7 +59,7 @@ int add_rotation(Model& self, int dims, bool interleaved, Array<double, 1> frequ
 void set_program(Model& self, Array<int32_t, 2> codes, Array<float, 2> floats) {
   require(codes.shape(1) == 1 + kOperationInts && floats.shape(1) == kOperationFloats &&
               codes.shape(0) == floats.shape(0) && codes.shape(0) > 0,
-          "a program has 6 integers and 2 floats an operation");
+          "a program has 7 integers and 2 floats an operation");
   std::vector<Operation> program(codes.shape(0));
   for (size_t i = 0; i < program.size(); ++i) {
     const int32_t* record = codes.data() + i * (1 + kOperationInts);

@@ -17,6 +17,7 @@
 #include "octavo/attention_types.h"
 #include "octavo/kv_codes.h"
 #include "octavo/pool.h"
+#include "octavo/quantize.h"
 
 namespace octavo {
 namespace OCTAVO_TIER {
@@ -192,19 +193,33 @@ inline RowBlock gather_rows(const AttentionCall& call, const AttentionTask& task
   return RowBlock{cut.q, cut.codes, cut.scales, cut.sums, cut.low, cut.high, row};
 }
 
+// Columns of `out` that the heads of one kv head make.
+inline int task_width(const AttentionCall& call) {
+  return call.heads / call.kv_heads * call.head_dim;
+}
+
+// Whether tasks quantise what they write: their columns must be whole groups of a row.
+inline bool tasks_quantize(const AttentionCall& call) {
+  return call.prepared != nullptr && call.activations != Activations::Fp32 &&
+         task_width(call) % block_inputs == 0;
+}
+
 inline void write_output(const AttentionCall& call, const AttentionTask& task, const State& total) {
-  const int group = call.heads / call.kv_heads, head_dim = call.head_dim;
+  const int head_dim = call.head_dim, width = task_width(call), column = task.kv_head * width;
+  const size_t stride = size_t(width) * call.kv_heads;
+  const bool quantize = tasks_quantize(call);
   int row = 0;
   for (int i = 0; i < task.tokens; ++i) {
-    for (int g = 0; g < group; ++g, ++row) {
-      float* out = call.out + (size_t(task.token + i) * call.heads + task.kv_head * group + g) *
-                                  head_dim;
+    const size_t token = size_t(task.token + i);
+    float* out = call.out + token * stride + column;
+    for (int begin = 0; begin < width; begin += head_dim, ++row) {
       const simd::F16 factor = simd::set1(1.0f / total.sum[row]);
       const float* output = total.output + size_t(row) * head_dim;
       for (int d = 0; d < head_dim; d += 16) {
-        simd::store(out + d, simd::mul(simd::load(output + d), factor));
+        simd::store(out + begin + d, simd::mul(simd::load(output + d), factor));
       }
     }
+    if (quantize) quantize_columns(out, int64_t(token), column, width, *call.prepared);
   }
 }
 
@@ -313,12 +328,24 @@ inline void run_attention(Pool& pool, const AttentionCall& call, const Attention
   });
 }
 
-inline void attention(Pool& pool, const AttentionCall& call, const AttentionTask* tasks,
-                      size_t count) {
+inline void attention_of_format(Pool& pool, const AttentionCall& call, const AttentionTask* tasks,
+                                size_t count) {
   switch (call.cache->geometry.format) {
     case KvFormat::Fp16: return run_attention<Half>(pool, call, tasks, count);
     case KvFormat::Fp32: return run_attention<float>(pool, call, tasks, count);
     case KvFormat::Int8: return run_attention<int8_t>(pool, call, tasks, count);
+  }
+}
+
+inline void attention(Pool& pool, const AttentionCall& call, const AttentionTask* tasks,
+                      size_t count) {
+  const int64_t width = int64_t(call.heads) * call.head_dim, tokens = int64_t(call.tokens);
+  if (tasks_quantize(call)) {
+    lay_out_activations(call.out, width, tokens, width, call.activations, *call.prepared);
+  }
+  attention_of_format(pool, call, tasks, count);
+  if (call.prepared != nullptr && !tasks_quantize(call)) {
+    prepare_activations(pool, call.out, width, tokens, width, call.activations, *call.prepared);
   }
 }
 

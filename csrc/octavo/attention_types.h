@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "octavo/gemm_types.h"
 #include "octavo/kv.h"
 
 namespace octavo {
@@ -28,6 +29,9 @@ struct AttentionCall {
   float softcap;  // 0: none
   const float* q;  // [tokens, heads * head_dim]
   float* out;      // the same shape
+  size_t tokens;
+  Activations activations;
+  ActivationBuffer* prepared;  // prepare_activations of `out` goes here as well, unless null
   const int32_t* tables;  // first entry of the layer's cache group
   size_t table_stride;    // entries from one row to the next
   size_t page_stride;     // entries from one page of the group to the next

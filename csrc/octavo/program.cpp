@@ -151,7 +151,9 @@ class Checker {
     require(operation.ints[0] != operation.ints[1], "Attention cannot work in place");
     require(operation.ints[4] >= 0 && operation.floats[1] >= 0.0f, "bad window or softcap");
     if (heads > needs_.most_heads) needs_.most_heads = heads;
-    write(operation.ints[0], int64_t(heads) * limits_.head_dim);
+    const int64_t width = int64_t(heads) * limits_.head_dim;
+    write(operation.ints[0], width);
+    if (operation.ints[5] != 0) mark_prepared(operation.ints[0], width);
   }
 
   void elementwise(const Operation& operation) {

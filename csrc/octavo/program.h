@@ -18,7 +18,7 @@ enum class Opcode : int32_t {
   Linear = 3,     // out, x, matrix, bias vector or -1, slot to add or -1
   Rope = 4,       // out, x, rotation, heads
   KvWrite = 5,    // k, v, layer
-  Attention = 6,  // out, q, layer, heads, window | scale, softcap
+  Attention = 6,  // out, q, layer, heads, window, prepares | scale, softcap
   SiluMul = 7,    // out, gate, up, prepares
   GeluMul = 8,    // out, gate, up, prepares
   Add = 9,        // out, a, b
@@ -26,7 +26,7 @@ enum class Opcode : int32_t {
 };
 
 constexpr size_t kOpcodes = 11;
-constexpr int kOperationInts = 5;
+constexpr int kOperationInts = 6;
 constexpr int kOperationFloats = 2;
 
 struct Operation {
@@ -34,7 +34,7 @@ struct Operation {
   int32_t ints[kOperationInts];
   float floats[kOperationFloats];
 };
-static_assert(sizeof(Operation) == 32, "compute/kernels/cpu/lower.py writes this layout");
+static_assert(sizeof(Operation) == 36, "compute/kernels/cpu/lower.py writes this layout");
 
 // What a program may refer to.
 struct ProgramLimits {

@@ -97,14 +97,24 @@ inline void lay_out_activations(const float* x, int64_t ldx, int64_t rows, int64
                                                      buffer.term_rows * buffer.codes_stride);
 }
 
+// Quantises `width` floats of a row from column `column` on, whole groups or up to the row's end, to
+// their place in a buffer that is laid out.
+inline void quantize_columns(const float* x, int64_t row, int64_t column, int64_t width,
+                             const ActivationBuffer& buffer) {
+  const bool second_term = buffer.mode == Activations::Int8x2;
+  const int64_t term_row = second_term ? 2 * row : row;
+  quantize_row(x, width, second_term, buffer.codes + term_row * buffer.codes_stride + column,
+               buffer.codes_stride,
+               buffer.groups + term_row * buffer.groups_stride + column / block_inputs,
+               buffer.groups_stride);
+}
+
 // Fills the buffer from rows of x which `make_row(row)` writes just before they are read.
 template <class MakeRow>
 OCTAVO_INLINE void prepare_made_rows(Pool& pool, const float* x, int64_t ldx, int64_t rows,
                                      int64_t width, Activations mode, ActivationBuffer& buffer,
                                      const MakeRow& make_row) {
   lay_out_activations(x, ldx, rows, width, mode, buffer);
-  const bool second_term = mode == Activations::Int8x2;
-  const int64_t terms = second_term ? 2 : 1;
   // Below some ten thousand values a row costs less than waking the workers.
   const int64_t values_per_chunk = 8192;
   const int64_t chunk = width < values_per_chunk ? values_per_chunk / width : 1;
@@ -112,9 +122,7 @@ OCTAVO_INLINE void prepare_made_rows(Pool& pool, const float* x, int64_t ldx, in
     for (int64_t row = begin; row < end; ++row) {
       make_row(row);
       if (mode == Activations::Fp32) continue;
-      quantize_row(x + row * ldx, width, second_term,
-                   buffer.codes + terms * row * buffer.codes_stride, buffer.codes_stride,
-                   buffer.groups + terms * row * buffer.groups_stride, buffer.groups_stride);
+      quantize_columns(x + row * ldx, row, 0, width, buffer);
     }
   });
 }

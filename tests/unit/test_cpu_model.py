@@ -374,8 +374,8 @@ def test_lowering_shares_slots_and_prepares_each_input_once(tmp_path: Path) -> N
     assert codes.count(Opcode.PREPARE) == 4 * program.kv.layers
     assert len(lowered.rotations) == 1
     fused = lower(program).integers[:, 0].tolist()
-    # Norms and gates prepare what they make, and residuals are added by the projections.
-    assert fused.count(Opcode.PREPARE) == program.kv.layers
+    # Who makes an input prepares it, and residuals are added by the projections.
+    assert fused.count(Opcode.PREPARE) == 0
     assert fused.count(Opcode.ADD) == 0
     assert lowered.slots <= 5
     assert len(lowered.matrices) == len(set(lowered.matrices)) == 1 + 7 * program.kv.layers

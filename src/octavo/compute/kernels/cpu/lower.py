@@ -41,7 +41,7 @@ class Opcode(IntEnum):
     LOGITS = 10
 
 
-INTEGERS = 6
+INTEGERS = 7
 """Opcode and arguments of a record."""
 
 FLOATS = 2
@@ -79,9 +79,9 @@ class Lowered:
 def lower(program: Program, *, fused: bool = True) -> Lowered:
     """Number weights and activations; activations whose lives do not overlap share a slot.
 
-    Each distinct input of Linear operators is prepared (quantised) once: by the norm or gate that
-    makes it, where that stands right before, and an Add behind a Linear becomes part of it. Without
-    `fused` every operator stays alone; the bits are the same.
+    Each distinct input of Linear operators is prepared (quantised) once: by the norm, gate or
+    attention that makes it, where that stands right before, and an Add behind a Linear becomes part
+    of it. Without `fused` every operator stays alone; the bits are the same.
     """
     operators: list[Fused] = fuse(program.operators) if fused else [*program.operators]
     lowering = _Lowering(operators, lives(operators), fused)
@@ -191,11 +191,9 @@ class _Lowering:
                     Opcode.KV_WRITE, [inputs[operator.k], inputs[operator.v], operator.layer], []
                 )
             case Attention():
-                self._emit(
-                    Opcode.ATTENTION,
-                    [out, inputs[operator.q], operator.layer, operator.heads, operator.window],
-                    [operator.scale, operator.softcap],
-                )
+                integers = [out, inputs[operator.q], operator.layer, operator.heads]
+                integers += [operator.window, self._prepares(out)]
+                self._emit(Opcode.ATTENTION, integers, [operator.scale, operator.softcap])
             case SiluMul() | GeluMul():
                 code = Opcode.SILU_MUL if isinstance(operator, SiluMul) else Opcode.GELU_MUL
                 integers = [out, inputs[operator.gate], inputs[operator.up], self._prepares(out)]
