@@ -14,7 +14,8 @@
 
 namespace octavo::OCTAVO_TIER {
 
-constexpr int max_tile_rows = 4;
+// Six rows of two registers of channels: 12 sums and what makes them fill the 16 registers.
+constexpr int max_tile_rows = 6;
 
 template <class Format>
 constexpr bool signed_codes = Format::largest_code > 63;
@@ -179,7 +180,8 @@ OCTAVO_UNROLL
 
 template <int Rows, class Format>
 void tile_kernel(const TileArguments& a) {
-  constexpr int columns = Rows <= 2 ? 4 : 2;
+  // Signed codes need their magnitudes and every activation's sign besides.
+  constexpr int columns = Rows <= 2 ? 4 : signed_codes<Format> && Rows > 4 ? 1 : 2;
   for (int column = 0; column < 4; column += columns) {
     BlockPointers p{a.scales + 16 * column, a.codes + 32 * column, a.activations, a.groups,
                     a.sums + 8 * column};
