@@ -36,10 +36,17 @@ inline int first_segment(const AttentionCall& call, const AttentionTask& task) {
   return task_lowest(call, task) / kSegmentTokens * kSegmentTokens;
 }
 
+// The tile to come, or null where its keys or values are not to be asked for.
+template <class Tile>
+struct Ahead {
+  const Tile* keys;
+  const Tile* values;
+};
+
 // Takes `Rows` rows from `row` on through one tile that starts at absolute position `start`.
 template <int Rows, class Tile>
 inline void attend_rows(const AttentionCall& call, const RowBlock& block, int row, int start,
-                        const Tile& tile, const Tile* next, const State& state) {
+                        const Tile& tile, const Ahead<Tile>& ahead, const State& state) {
   constexpr const Tile* no_tile = nullptr;
   const int head_dim = call.head_dim;
   alignas(64) float scores[Rows * kTileTokens];
@@ -55,7 +62,7 @@ inline void attend_rows(const AttentionCall& call, const RowBlock& block, int ro
   }
   if (lowest >= highest) return;
   tile_scores<Rows>(block, row, head_dim, tile, lowest / kGroupTokens,
-                    (highest + kGroupTokens - 1) / kGroupTokens, next, scores);
+                    (highest + kGroupTokens - 1) / kGroupTokens, ahead.keys, scores);
   float* output = state.output + size_t(row) * head_dim;
   soften_rows<Rows>(scores, begin, end, call.softcap, head_dim, state.maximum + row,
                     state.sum + row, output);
@@ -71,13 +78,15 @@ inline void attend_rows(const AttentionCall& call, const RowBlock& block, int ro
                    no_tile, head_dim, output + size_t(r) * head_dim);
   }
   if (!shared) return;
-  tile_values<Rows>(scores, shared_begin, shared_end, tile, next, head_dim, output);
+  tile_values<Rows>(scores, shared_begin, shared_end, tile, ahead.values, head_dim, output);
   for (int r = 0; r < Rows; ++r) {
     tile_values<1>(scores + r * kTileTokens, shared_end, end[r], tile,
                    no_tile, head_dim, output + size_t(r) * head_dim);
   }
 }
 
+// Takes all rows through a tile. The first ones ask for the keys of the next tile and the last ones
+// for its values, so that memory gets time for both.
 template <class Tile>
 inline void attend_block(const AttentionCall& call, const RowBlock& block, int start,
                          const Tile& tile, const Tile* next, const State& state) {
@@ -86,16 +95,16 @@ inline void attend_block(const AttentionCall& call, const RowBlock& block, int s
     const int left = block.rows - row;
     // Two even parts beat a full block and a remainder (7 = 4 + 3, not 6 + 1).
     const int rows = left <= kMaxRows ? left : left < 2 * kMaxRows ? (left + 1) / 2 : kMaxRows;
+    const Ahead<Tile> ahead{row == 0 ? next : nullptr, rows == left ? next : nullptr};
     switch (rows) {
-      case 1: attend_rows<1>(call, block, row, start, tile, next, state); break;
-      case 2: attend_rows<2>(call, block, row, start, tile, next, state); break;
-      case 3: attend_rows<3>(call, block, row, start, tile, next, state); break;
-      case 4: attend_rows<4>(call, block, row, start, tile, next, state); break;
-      case 5: attend_rows<5>(call, block, row, start, tile, next, state); break;
-      case 6: attend_rows<6>(call, block, row, start, tile, next, state); break;
+      case 1: attend_rows<1>(call, block, row, start, tile, ahead, state); break;
+      case 2: attend_rows<2>(call, block, row, start, tile, ahead, state); break;
+      case 3: attend_rows<3>(call, block, row, start, tile, ahead, state); break;
+      case 4: attend_rows<4>(call, block, row, start, tile, ahead, state); break;
+      case 5: attend_rows<5>(call, block, row, start, tile, ahead, state); break;
+      case 6: attend_rows<6>(call, block, row, start, tile, ahead, state); break;
     }
     row += rows;
-    next = nullptr;
   }
 }
 

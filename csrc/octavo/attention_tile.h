@@ -104,6 +104,7 @@ template <int Rows, class Tile>
 inline void float_scores(const float* q, int head_dim, const Tile& tile, int first, int last,
                          const Tile* next, float* scores) {
   constexpr int kTogether = block_registers(Rows), kRegisters = 4 * kGroupTokens / kRegisterLanes;
+  constexpr int kPasses = kRegisters / kTogether;
   for (int group = first; group < last; ++group) {
     Register parts[Rows][kRegisters];
     for (int begin = 0; begin < kRegisters; begin += kTogether) {
@@ -114,9 +115,12 @@ OCTAVO_UNROLL
         for (int v = 0; v < kTogether; ++v) chain[r][v] = zero_register();
       }
       const auto* keys = tile.keys[group] + begin * kRegisterLanes;
-      const bool fetch = next != nullptr && begin == 0;
+      // Each pass asks for its share, in every kPasses-th step.
+      int ahead = begin / kTogether * (head_dim / 4 / kPasses);
       for (int d = 0; d < head_dim; d += 4, keys += tile.key_stride) {
-        if (fetch) fetch_keys(*next, group, d / 4, head_dim / 4);
+        if (next != nullptr && d % (4 * kPasses) == 0) {
+          fetch_keys(*next, group, ahead++, head_dim / 4);
+        }
         multiply_block<Rows, kTogether>(
             [&](int r) { return repeat_quad(q + size_t(r) * head_dim + d); },
             [&](int v) { return load_register(keys + v * kRegisterLanes); }, chain);
