@@ -105,7 +105,10 @@ void run_quantize(const char* tier, int threads, const std::string& mode, Matrix
           "quantize: scaled_sums do not fit");
   Pool pool(threads);
   const Prepared prepared(choose_operators(tier), pool, x, activations);
-  std::memcpy(codes.data(), prepared.buffer.codes, rows * width);
+  for (size_t row = 0; row < rows; ++row) {
+    std::memcpy(codes.data() + row * width,
+                prepared.buffer.codes + row * size_t(prepared.buffer.codes_stride), width);
+  }
   for (size_t i = 0; i < rows * groups; ++i) {
     scales.data()[i] = prepared.buffer.groups[i].scale;
     scaled_sums.data()[i] = prepared.buffer.groups[i].scaled_sum;

@@ -39,7 +39,7 @@ struct ActivationBuffer {
   int64_t width;
   int64_t term_rows;
   int8_t* codes;
-  // Bytes between the codes of two term rows: the width rounded up to 32.
+  // Bytes between the codes of two term rows, see codes_stride_bytes.
   int64_t codes_stride;
   ActivationGroup* groups;
   int64_t groups_stride;
@@ -64,12 +64,20 @@ OCTAVO_INLINE int64_t padded_width(int64_t width) {
   return (width + block_inputs - 1) / block_inputs * block_inputs;
 }
 
+// Bytes between two term rows of codes: an odd number of cache lines, for the rows of a tile would
+// share a few sets of the first-level cache if a power of two lay between them.
+OCTAVO_INLINE int64_t codes_stride_bytes(int64_t width) {
+  constexpr int64_t line_bytes = 64;
+  return ((width + line_bytes - 1) / line_bytes | 1) * line_bytes;
+}
+
 // Workspace for at most `max_rows` rows of at most `max_width` values.
 OCTAVO_INLINE size_t activation_bytes(int64_t max_rows, int64_t max_width, Activations mode) {
   if (mode == Activations::Fp32) return 0;
   const size_t terms = mode == Activations::Int8x2 ? 2 : 1;
-  const size_t width = static_cast<size_t>(padded_width(max_width));
-  const size_t row = width + width / block_inputs * sizeof(ActivationGroup);
+  const size_t groups = static_cast<size_t>(padded_width(max_width) / block_inputs);
+  const size_t row =
+      static_cast<size_t>(codes_stride_bytes(max_width)) + groups * sizeof(ActivationGroup);
   return terms * static_cast<size_t>(max_rows) * row;
 }
 

@@ -90,8 +90,8 @@ inline void lay_out_activations(const float* x, int64_t ldx, int64_t rows, int64
   buffer.width = width;
   if (mode == Activations::Fp32) return;
   buffer.term_rows = (mode == Activations::Int8x2 ? 2 : 1) * rows;
-  buffer.codes_stride = padded_width(width);
-  buffer.groups_stride = buffer.codes_stride / block_inputs;
+  buffer.codes_stride = codes_stride_bytes(width);
+  buffer.groups_stride = padded_width(width) / block_inputs;
   buffer.codes = static_cast<int8_t*>(buffer.memory);
   buffer.groups = reinterpret_cast<ActivationGroup*>(buffer.codes +
                                                      buffer.term_rows * buffer.codes_stride);
