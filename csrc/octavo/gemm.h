@@ -35,25 +35,40 @@ TileKernels tile_kernels() {
   }
 }
 
-template <bool Packed>
+template <int Bits>
 TileKernels kernels_for_nibbles(const PanelFormat& format) {
   if (format.group == 16) {
-    return format.affine ? tile_kernels<CodeFormat<Packed, 16, true, 15>>()
-                         : tile_kernels<CodeFormat<Packed, 16, false, 15>>();
+    return format.affine ? tile_kernels<CodeFormat<Bits, 16, true, 15>>()
+                         : tile_kernels<CodeFormat<Bits, 16, false, 15>>();
   }
-  return format.affine ? tile_kernels<CodeFormat<Packed, 32, true, 15>>()
-                       : tile_kernels<CodeFormat<Packed, 32, false, 15>>();
+  return format.affine ? tile_kernels<CodeFormat<Bits, 32, true, 15>>()
+                       : tile_kernels<CodeFormat<Bits, 32, false, 15>>();
 }
 
-// `packed` says how the codes lie when the kernel sees them, after any unpacking.
-inline TileKernels kernels_for(const PanelFormat& format, bool packed) {
+// Codes of 5 and 6 bits, spread to a byte each.
+inline TileKernels kernels_for_spread_planes(const PanelFormat& format) {
+  if (format.group == 16) return tile_kernels<CodeFormat<8, 16, false, 63>>();
+  return format.affine ? tile_kernels<CodeFormat<8, 32, true, 31>>()
+                       : tile_kernels<CodeFormat<8, 32, false, 31>>();
+}
+
+// The same for a lone row and codes as the panel has them.
+inline TileKernels kernels_for_planes(const PanelFormat& format) {
+  if (format.group == 16) return {{tile_kernel<1, CodeFormat<6, 16, false, 63>>}};
+  return format.affine ? TileKernels{{tile_kernel<1, CodeFormat<5, 32, true, 31>>}}
+                       : TileKernels{{tile_kernel<1, CodeFormat<5, 32, false, 31>>}};
+}
+
+// `spread` says that each code has a byte of its own when the kernel sees them.
+inline TileKernels kernels_for(const PanelFormat& format, bool spread) {
   if (format.largest_code <= 15) {
-    return packed ? kernels_for_nibbles<true>(format) : kernels_for_nibbles<false>(format);
+    return spread ? kernels_for_nibbles<8>(format) : kernels_for_nibbles<4>(format);
   }
-  if (format.largest_code > 63) return tile_kernels<CodeFormat<false, 32, false, 255>>();
-  if (format.group == 16) return tile_kernels<CodeFormat<false, 16, false, 63>>();
-  return format.affine ? tile_kernels<CodeFormat<false, 32, true, 31>>()
-                       : tile_kernels<CodeFormat<false, 32, false, 31>>();
+  if (format.largest_code > 63) return tile_kernels<CodeFormat<8, 32, false, 255>>();
+  if constexpr (reads_planes) {
+    if (!spread) return kernels_for_planes(format);
+  }
+  return kernels_for_spread_planes(format);
 }
 
 // Rows of the next tile: full tiles, but no single row left over where two tiles can share.
@@ -69,10 +84,12 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
                           float* sums) {
   alignas(64) uint8_t spread_space[pass_blocks * spread_block_bytes];
   const Storage storage = weight.format.storage;
-  // Kernels read bytes and nibbles; planes are always spread, nibbles once it pays.
-  const bool nibbles = storage == Storage::Codes4 && rows < weight.knobs.spread_rows;
-  const bool spread = storage != Storage::Codes8 && !nibbles;
-  const TileKernels kernels = kernels_for(weight.format, nibbles);
+  // Nibbles are spread once it pays; planes for more than a row, or always.
+  const int64_t spread_rows = storage == Storage::Codes4 ? weight.knobs.spread_rows
+                              : reads_planes             ? 2
+                                                         : 1;
+  const bool spread = storage != Storage::Codes8 && rows >= spread_rows;
+  const TileKernels kernels = kernels_for(weight.format, spread);
   const int64_t blocks = weight.width / block_inputs;
   const int64_t most =
       weight.knobs.tile_rows < max_tile_rows ? weight.knobs.tile_rows : max_tile_rows;

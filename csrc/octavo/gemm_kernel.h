@@ -10,10 +10,12 @@
 
 namespace octavo::OCTAVO_TIER {
 
-// What a kernel needs to know of a format at compile time. `packed` = two codes per byte.
-template <bool Packed, int Group, bool Affine, int LargestCode>
+// What a kernel needs to know of a format at compile time. `Bits` = 8: a byte a code; 4: two codes
+// a byte; 5 and 6: that with bit planes, see panel.h.
+template <int Bits, int Group, bool Affine, int LargestCode>
 struct CodeFormat {
-  static constexpr bool packed = Packed;
+  static constexpr bool packed = Bits < 8;
+  static constexpr int plane_bits = packed ? Bits - 4 : 0;
   static constexpr int group = Group;
   static constexpr bool affine = Affine;
   static constexpr int largest_code = LargestCode;

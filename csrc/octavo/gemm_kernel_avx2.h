@@ -16,6 +16,8 @@ namespace octavo::OCTAVO_TIER {
 
 // Six rows of two registers of channels: 12 sums and what makes them fill the 16 registers.
 constexpr int max_tile_rows = 6;
+// A lone row takes the bits out of their planes as it goes.
+constexpr bool reads_planes = true;
 
 template <class Format>
 constexpr bool signed_codes = Format::largest_code > 63;
@@ -24,18 +26,38 @@ constexpr bool signed_codes = Format::largest_code > 63;
 template <class Format>
 constexpr bool centred = !Format::affine && !signed_codes<Format>;
 
+OCTAVO_INLINE __m256i load_codes(const uint8_t* codes, int step, int column) {
+  return _mm256_load_si256(
+      reinterpret_cast<const __m256i*>(codes + step * step_bytes + column * 32));
+}
+
+// The bits of `step` out of the planes of 8 channels, moved to bit 4 of each byte.
+template <int Bits>
+OCTAVO_INLINE __m256i load_plane_bits(const uint8_t* planes, int step, int column) {
+  constexpr int steps = 8 / Bits;
+  const __m256i plane = load_codes(planes, step / steps, column);
+  const int shift = 4 - step % steps * Bits;
+  // What crosses into a neighbouring byte falls to the mask.
+  const __m256i moved =
+      shift >= 0 ? _mm256_slli_epi16(plane, shift) : _mm256_srli_epi16(plane, -shift);
+  return _mm256_and_si256(moved, _mm256_set1_epi8(Bits == 1 ? 0x10 : 0x30));
+}
+
 // 8 channels of one step; `column` counts registers of 8 channels from `codes` on.
 template <class Format>
 OCTAVO_INLINE __m256i load_column(const uint8_t* codes, int step, int column) {
   if constexpr (Format::packed) {
-    const __m256i both = _mm256_load_si256(
-        reinterpret_cast<const __m256i*>(codes + (step & 3) * 128 + column * 32));
+    const __m256i both = load_codes(codes, step & 3, column);
     const __m256i mask = _mm256_set1_epi8(15);
-    return step < 4 ? _mm256_and_si256(both, mask)
-                    : _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+    const __m256i low = _mm256_and_si256(step < 4 ? both : _mm256_srli_epi16(both, 4), mask);
+    if constexpr (Format::plane_bits == 0) {
+      return low;
+    } else {
+      const uint8_t* planes = codes + nibble_plane_bytes;
+      return _mm256_or_si256(low, load_plane_bits<Format::plane_bits>(planes, step, column));
+    }
   } else {
-    return _mm256_load_si256(
-        reinterpret_cast<const __m256i*>(codes + step * 128 + column * 32));
+    return load_codes(codes, step, column);
   }
 }
 

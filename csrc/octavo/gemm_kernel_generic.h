@@ -13,6 +13,7 @@ constexpr int max_tile_rows = 6;
 #else
 constexpr int max_tile_rows = 1;
 #endif
+constexpr bool reads_planes = false;
 
 template <class Format>
 OCTAVO_INLINE simd::Bytes load_codes(const uint8_t* codes, int step, int half) {
