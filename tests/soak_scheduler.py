@@ -46,6 +46,7 @@ def limits_of(random: Random) -> dict[str, object]:
         "slab_pages": random.choice((1, 4)),
         "shares_prefixes": random.random() < 0.8,
         "keeps_pages": random.random() < 0.8,
+        "is_contiguous": random.random() < 0.15,
     }
 
 

@@ -7,6 +7,7 @@ import statistics
 import threading
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from benchmarks.promises.loads import crowd, mix, open_loop, shared_prefix
@@ -81,7 +82,7 @@ def _learned(options: argparse.Namespace) -> Profile:
 
     def watch(url: str) -> None:
         while not is_over.wait(_SAMPLE_SECONDS):
-            with urllib.request.urlopen(f"{url}/metrics") as answer:
+            with suppress(OSError), urllib.request.urlopen(f"{url}/metrics") as answer:
                 texts.append(answer.read().decode())
 
     with octavo(options) as server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -171,10 +172,12 @@ class TestLearn:
     ) -> None:
         later = METRICS.replace("0.008", "0.016").replace("1500.0", "1700.0")
         status, err, output = self.learn(capsys, tmp_path, METRICS, later)
-        assert (status, err) == (0, "")
+        assert status == 0
+        assert err.startswith("m has the memory of SmolLM2-135M")
         profile, base = read_profile(output), default_profile()
         assert profile.cost == dataclasses.replace(
             base.cost,
+            model="m",
             constant=0.016,
             token=0.001,
             decode_row=0.002,
@@ -195,7 +198,14 @@ class TestLearn:
             ([METRICS.replace("0.008", "NaN")], "have impossible step times"),
             ([METRICS.replace("0.008", "-1")], "have impossible step times"),
             ([METRICS, METRICS.replace('"m"', '"n"')], "are of several models: m, n"),
-            ([METRICS + METRICS.replace('"m"', '"n"')], "have no step times of one engine"),
+            ([METRICS + METRICS.replace('"m"', '"n"')], "are of several engines"),
+            ([METRICS + METRICS], "are of several engines"),
+            (
+                [re.sub(r"(?m)(cost.*) .*$", r"\1 0", METRICS)],
+                "constant: must not be 0 together with token",
+            ),
+            ([re.sub(r"(?m)(cost.*) .*$", r"\1 600", METRICS)], "must be a number from 0 to 1000"),
+            ([METRICS.replace("1500.0", "1e300")], "steps: must be a whole number"),
         ],
     )
     def test_what_is_no_such_text_is_refused(
@@ -209,3 +219,16 @@ class TestLearn:
         assert status != 0
         assert message in err
         assert not output.exists()
+
+    def test_what_is_no_file_is_written_to_and_stays(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        metrics, pipe = tmp_path / "metrics.txt", tmp_path / "pipe"
+        metrics.write_text(METRICS)
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        status, _, _ = outcome(capsys, "learn", str(metrics), "--output", str(pipe))
+        assert status == 0
+        assert pipe.is_fifo()
+        assert json.loads(os.read(reader, 1 << 16))["model"] == "m"
+        os.close(reader)

@@ -220,6 +220,44 @@ def test_nobody_is_preempted_for_pages_that_others_hold_too() -> None:
     assert "new" not in lengths(plan)
 
 
+def test_who_is_done_in_a_static_batch_computes_no_further_than_its_run_of_pages() -> None:
+    bulk, fast = (
+        ServiceClass(name, first, gap, admit_max=1)
+        for name, first, gap in (("bulk", None, None), ("fast", 0.05, 0.01))
+    )
+    driven = driver(
+        pages=42,
+        page_tokens=2,
+        token_budget=16,
+        max_rows=5,
+        max_context=40,
+        batching="static",
+        is_contiguous=True,
+        max_step_seconds=0.02,
+        classes=(fast, bulk),
+        profile=CostProfile(0.001, 0.001, 0.0005, 1e-6, 1e-6),
+    )
+    coming = {0: [(6, 8, "bulk")], 2: [(5, 1, "bulk")], 4: [(4, 8, "fast"), (2, 2, "fast")]}
+    coming[6] = [(4, 2, "fast")]
+    asked = []
+    for step in range(8):
+        for prompt, new, service_class in coming.get(step, ()):
+            prompt_tokens = [len(asked)] * prompt
+            asked.append(
+                request(
+                    str(len(asked)),
+                    prompt_tokens,
+                    max_new_tokens=new,
+                    service_class=service_class,
+                )
+            )
+            driven.add(asked[-1])
+        driven.step()
+    driven.run()
+    for each in asked:
+        assert driven.answers[each.id] == alone(each, driven.scheduler.limit_tokens)
+
+
 def test_tokens_that_seem_to_be_free_do_not_stop_the_engine() -> None:
     """Where steps without work last longer than is allowed, there is no time left for them."""
     driven = driver(max_step_seconds=0.1, profile=CostProfile(0.2, 0.0, 0.0, 0.0, 0.0))

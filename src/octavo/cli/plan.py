@@ -42,7 +42,7 @@ def command() -> None:
     "--profile",
     "profile_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Step times from octavo plan calibrate (default: SmolLM2-135M on two cores).",
+    help="From octavo plan calibrate or learn (default: SmolLM2-135M on two cores).",
 )
 @click.option(
     "--gap-scale", default=1.0, show_default=True, help="Multiply the gaps between arrivals."
@@ -177,13 +177,16 @@ def learn(metrics: tuple[IO[str], ...], profile_path: Path | None, output: Path)
 
     METRICS is what its /metrics says, - for standard input; of several the mean is taken. What the
     server does beside the model, and what else runs on its machine, is in these times; all else is
-    that of --profile.
+    that of --profile. Made for replays: an engine that begins with it would count twice what passes
+    between its steps.
     """
     from octavo.plan.learned import learned_profile
     from octavo.plan.profile import default_profile, read_profile
 
     base = default_profile() if profile_path is None else read_profile(profile_path)
     profile = learned_profile([each.read() for each in metrics], base)
+    if profile.cost.model != Path(base.cost.model).stem:
+        note(f"{profile.cost.model} has the memory of {base.cost.model}: see --profile")
     _write(output, profile.to_json())
     click.echo(f"{output}: {profile.steps} steps, off by {profile.cost.error:.1%} of late")
 
@@ -265,8 +268,12 @@ def _write(path: Path, text: str) -> None:
     """
     from octavo.core.errors import InvalidRequest
 
+    path = path.resolve()
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe
+            path.write_text(text, encoding="utf-8")
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import mean
+from statistics import fmean
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.core.errors import InvalidRequest
-from octavo.plan.profile import Profile
-from octavo.schedule.cost import FEATURES, MOST_PROFILE_NUMBER, CostProfile
+from octavo.core.errors import InvalidRequest, SettingsError
+from octavo.plan.profile import Profile, parse_profile
+from octavo.schedule.cost import FEATURES, CostProfile
 
 _COST = "octavo_step_cost_seconds"
 _ERROR = "octavo_prediction_error"
@@ -21,7 +21,7 @@ _PARTS = (*FEATURES, "between")
 
 
 def learned_profile(texts: Sequence[str], base: Profile) -> Profile:
-    """The profile `base` with the step times of a server, given texts of its /metrics.
+    """The profile `base` with the step times and the model of a server, from texts of its /metrics.
 
     A server's steps share the processor with those who bring requests and take answers, which a
     calibration alone on the machine does not know. What is learned follows the latest steps; of
@@ -30,12 +30,13 @@ def learned_profile(texts: Sequence[str], base: Profile) -> Profile:
     Raises:
         InvalidRequest: a text is not of one server with one model, or that has hardly run.
     """
+    if not texts:
+        raise InvalidRequest("are not there", field="metrics")
     found = [_numbers(text) for text in texts]
-    models = {model for _, model in found}
+    models = sorted({model for _, model in found})
     if len(models) > 1:
-        raise InvalidRequest(f"are of several models: {', '.join(sorted(models))}", field="metrics")
-    steps = max(int(numbers[_STEPS]) for numbers, _ in found)
-    times = {name: mean(numbers[name] for numbers, _ in found) for name in (*_PARTS, _ERROR)}
+        raise InvalidRequest(f"are of several models: {', '.join(models)}", field="metrics")
+    times = {name: fmean(numbers[name] for numbers, _ in found) for name in (*_PARTS, _ERROR)}
     cost = CostProfile(
         # The simulated engine makes one step right after the other.
         constant=times["constant"] + times["between"],
@@ -45,9 +46,14 @@ def learned_profile(texts: Sequence[str], base: Profile) -> Profile:
         chunk_square=times["chunk_square"],
         error=times[_ERROR],
         machine=base.cost.machine,
-        model=base.cost.model,
+        model=models[0],
     )
-    return replace(base, cost=cost, p90_error=cost.error, steps=steps)
+    steps = max(int(numbers[_STEPS]) for numbers, _ in found)
+    profile = replace(base, cost=cost, p90_error=cost.error, steps=steps)
+    try:
+        return parse_profile(profile.to_json().encode(), "metrics")
+    except SettingsError as error:
+        raise InvalidRequest(f"have impossible step times: {error}", field="metrics") from None
 
 
 def _numbers(text: str) -> tuple[dict[str, float], str]:
@@ -57,11 +63,17 @@ def _numbers(text: str) -> tuple[dict[str, float], str]:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name == _COST:
-                    numbers[sample.labels.get("per", "")] = sample.value
-                elif sample.name in (_ERROR, _STEPS):
-                    numbers[sample.name] = sample.value
-                    models.add(sample.labels.get("model_name", ""))
+                if sample.name not in (_COST, _ERROR, _STEPS):
+                    continue
+                name = sample.labels.get("per", "") if sample.name == _COST else sample.name
+                if name in numbers:
+                    raise InvalidRequest(
+                        "are of several engines",
+                        field="metrics",
+                        remedy="take them from /metrics of one server",
+                    )
+                numbers[name] = sample.value
+                models.add(sample.labels.get("model_name", ""))
     except ValueError as error:
         message = f"are not in the format of Prometheus: {error}"
         raise InvalidRequest(message, field="metrics") from None
@@ -71,8 +83,8 @@ def _numbers(text: str) -> tuple[dict[str, float], str]:
             field="metrics",
             remedy="take them from /metrics of an Octavo server",
         )
-    possible = all(0 <= numbers[name] <= MOST_PROFILE_NUMBER for name in (*_PARTS, _ERROR))
-    if not possible or not math.isfinite(numbers[_STEPS]):
+    # Comparisons with NaN are false.
+    if not all(0 <= number < math.inf for number in numbers.values()):
         raise InvalidRequest(f"have impossible step times: {numbers}", field="metrics")
     if numbers[_STEPS] < _LEAST_STEPS:
         raise InvalidRequest(

@@ -91,7 +91,7 @@ def parse_profile(data: bytes, source: str) -> Profile:
         raise SettingsError(
             f"is no profile of format {FORMAT}",
             field=source,
-            remedy="write one with octavo plan calibrate",
+            remedy="write one with octavo plan calibrate or learn",
         )
     values = _Values(content, source)
     engine = values.section("engine")

@@ -165,8 +165,8 @@ class CostModel:
         return int(min(root + 1e-6, 1 << 30))
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from a step; times that are no positive number are ignored."""
-        if not (0 < seconds < 1e6) or shape.tokens < 1:
+        """Learn from a step; times that no step can take are ignored."""
+        if not (1e-9 < seconds < 1e6) or shape.tokens < 1:
             return
         predicted = self.predict(shape)
         if self._scale_prior:

@@ -40,6 +40,7 @@ class Ledger:
         max_rows: int,
         limit_tokens: int,
         keeps_rows: bool,
+        is_contiguous: bool,
         emit: EventSink | None,
     ):
         self.lanes = lanes
@@ -54,6 +55,7 @@ class Ledger:
         self.limit_tokens = limit_tokens
         self.ghosts = 0
         self.keeps_rows = keeps_rows
+        self.is_contiguous = is_contiguous
         self._emit = emit
 
     @property

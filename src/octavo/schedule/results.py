@@ -217,7 +217,10 @@ def _advance_ghost(
     ledger: Ledger, ghost: Sequence, row: RowPlan, news: RowResult, step: int
 ) -> None:
     """A finished member of a static batch computes on until its batch or its memory ends."""
-    if news.error is not None or len(ghost.tokens) + 1 >= ledger.limit_tokens or not news.tokens:
+    is_full = len(ghost.tokens) + 1 >= ledger.limit_tokens
+    # Behind a run of pages may be those of somebody else.
+    is_full |= ledger.is_contiguous and len(ghost.tokens) + 1 > ghost.room
+    if news.error is not None or is_full or not news.tokens:
         ledger.close_ghost(ghost)
         return
     was_decoding = ledger.rows.is_decoding(ghost)

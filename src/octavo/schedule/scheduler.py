@@ -118,6 +118,7 @@ class Scheduler:
             max_rows=max_rows,
             limit_tokens=self._limit_tokens,
             keeps_rows=batching == "static",
+            is_contiguous=is_contiguous,
             emit=emit,
         )
         self._batching = Batching(batching, max_rows, max_wait_seconds, pads=static_padding)
