@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import (
@@ -180,44 +180,40 @@ class ServingMetrics(CallObserver):
         stats = self._stats
         if stats is None:
             return
-        pages = GaugeMetricFamily(
-            "octavo_kv_pages", "Pages of the KV cache by state", labels=["model_name", "state"]
+        yield self._by(
+            GaugeMetricFamily,
+            "octavo_kv_pages",
+            "Pages of the KV cache by state",
+            state={
+                "free": stats.pages_free,
+                "cached": stats.pages_cached,
+                "held": stats.pages_held,
+            },
         )
-        for state in ("free", "cached", "held"):
-            pages.add_metric([self._model, state], getattr(stats, f"pages_{state}"))
-        yield pages
-        misses = CounterMetricFamily(
+        yield self._by(
+            CounterMetricFamily,
             "octavo_prefix_misses",
             "Prompts of which less than possible came from the cache, by reason",
-            labels=["model_name", "reason"],
+            reason=stats.prefix_misses,
         )
-        for reason, count in stats.prefix_misses.items():
-            misses.add_metric([self._model, reason], count)
-        yield misses
-        returns = CounterMetricFamily(
+        yield self._by(
+            CounterMetricFamily,
             "octavo_preemption_returns",
             "Preempted requests that run again, by what became of their pages",
-            labels=["model_name", "mode"],
+            mode=stats.preemption_returns,
         )
-        for mode, count in stats.preemption_returns.items():
-            returns.add_metric([self._model, mode], count)
-        yield returns
-        cost = GaugeMetricFamily(
+        yield self._by(
+            GaugeMetricFamily,
             "octavo_step_cost_seconds",
             "What was learned of the time of steps, by what it is spent on",
-            labels=["model_name", "per"],
+            per=stats.step_cost,
         )
-        for part, seconds in stats.step_cost.items():
-            cost.add_metric([self._model, part], seconds)
-        yield cost
-        memory = GaugeMetricFamily(
+        yield self._by(
+            GaugeMetricFamily,
             "octavo_memory_bytes",
             "The most that a part of the engine may hold",
-            labels=["model_name", "part"],
+            part=stats.memory_bytes,
         )
-        for part, size_bytes in stats.memory_bytes.items():
-            memory.add_metric([self._model, part], size_bytes)
-        yield memory
         yield from self._class_families(stats.classes)
         for name, about in _ENGINE_GAUGES.items():
             yield self._one(GaugeMetricFamily, f"octavo_{name}", about, getattr(stats, name))
@@ -250,6 +246,20 @@ class ServingMetrics(CallObserver):
             for each in classes:
                 counter.add_metric([self._model, each.name], getattr(each, name))
             yield counter
+
+    def _by(
+        self,
+        family: type[CounterMetricFamily] | type[GaugeMetricFamily],
+        name: str,
+        about: str,
+        **labelled: Mapping[str, float],
+    ) -> Metric:
+        """A metric with a value for each value of its only label."""
+        ((label, values),) = labelled.items()
+        made = family(name, about, labels=["model_name", label])
+        for each, value in values.items():
+            made.add_metric([self._model, each], value)
+        return made
 
     def _one(
         self,
