@@ -70,3 +70,11 @@ def test_a_long_simulation_keeps_its_predictions() -> None:
     learned = dataclasses.asdict(scheduler.cost.profile())
     for name in ("constant", "token", "decode_row", "past_token", "chunk_square"):
         assert learned[name] == pytest.approx(getattr(profile.cost, name), rel=0.15)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-160, 1e9, float("nan"), float("inf")])
+def test_times_that_no_step_can_take_are_not_learned(seconds: float) -> None:
+    cost = CostModel(CostProfile(0.006, 0.001, 0.0005, 1e-6, 1e-6))
+    before = cost.learned()
+    cost.observe(StepShape(tokens=8, decode_rows=8, past_tokens=800, chunk_square=8), seconds)
+    assert cost.learned() == before
