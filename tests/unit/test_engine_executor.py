@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fake_model import FakeModel
 from octavo.compute.batch import Batch, Draw, Score, StepOutput
@@ -307,7 +308,7 @@ def test_decoding_columns_give_what_single_rows_give(trouble: dict[str, list[int
     executor, plan = decoding_plans(FakeModel(**trouble))
     found = executor.execute(plan)
     executor, _ = decoding_plans(FakeModel(**trouble))
-    expected = executor.execute(replace(plan, decodes=NO_DECODES, chunks=plan.rows)).rows
+    expected = executor.execute(structs.replace(plan, decodes=NO_DECODES, chunks=plan.rows)).rows
     by_row = {row.row: row for row in found.rows}
     for place, token in enumerate(found.decoded):
         if token != NO_TOKEN:
@@ -329,7 +330,9 @@ def test_decoding_columns_remember_what_penalties_look_at() -> None:
     model.draws.clear()
     starts, tokens = plan.decodes.starts + 1, np.array(first.decoded)
     executor.execute(
-        StepPlan(3, decodes=replace(plan.decodes, starts=starts, tokens=tokens, new_pages=()))
+        StepPlan(
+            3, decodes=structs.replace(plan.decodes, starts=starts, tokens=tokens, new_pages=())
+        )
     )
     histories = [draw.history_output for draw in model.draws]
     assert [len(history) for history in histories] == [0, 2, 0, 0]

@@ -8,9 +8,11 @@ from engine_harness import Rig, make_request
 from fake_model import FakeModel
 from octavo.compute.batch import Draw
 from octavo.core.errors import EngineError
+from octavo.core.output import EngineOutput
 from octavo.core.request import FinishReason
 from octavo.engine.engine import Engine
 from octavo.schedule.plan import StepPlan, StepResult
+from octavo.schedule.scheduler import Scheduler
 
 
 def expected_tokens(model: FakeModel, prompt: tuple[int, ...], count: int) -> list[int]:
@@ -179,16 +181,6 @@ def test_cancel_and_finish_free_their_pages_at_once() -> None:
     assert rig.run()["a"].finish_reason is None
 
 
-def test_stalled_scheduler_is_an_error_not_a_hang() -> None:
-    rig = Rig(FakeModel(), pages=16, page_tokens=4)
-    rig.add(make_request("a", (5,), seed=1))
-    rig.scheduler.plan = lambda: StepPlan(0)  # type: ignore[method-assign]
-    rig.scheduler.commit = lambda plan: None  # type: ignore[method-assign]
-    rig.scheduler.on_result = lambda result: []  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match="nothing can run"):
-        rig.run(limit=10)
-
-
 def test_full_pool_preempts_and_every_answer_is_right() -> None:
     model = FakeModel()
     rig = Rig(model, pages=10, page_tokens=4, max_rows=8)
@@ -218,13 +210,28 @@ def test_requests_that_nobody_would_wake_are_planned_again(
     idle_and_clean(rig)
 
 
-def test_an_engine_that_cannot_go_on_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+class StuckScheduler:
+    """One whose steps have no rows, whatever waits."""
+
+    def __init__(self, scheduler: Scheduler):
+        self._scheduler = scheduler
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._scheduler, name)
+
+    def plan(self) -> StepPlan:
+        return StepPlan(number=0)
+
+    def commit(self, plan: StepPlan) -> None:
+        pass
+
+    def on_result(self, result: StepResult) -> list[EngineOutput]:
+        return []
+
+
+def test_an_engine_that_cannot_go_on_says_so() -> None:
     rig = Rig(FakeModel(), pages=16, page_tokens=4)
     rig.engine.add(make_request("stuck", (5, 6, 7), seed=1))
-    monkeypatch.setattr(
-        rig.scheduler, "plan", lambda: StepPlan(number=rig.scheduler.counters.steps)
-    )
-    monkeypatch.setattr(rig.scheduler, "commit", lambda plan: None)
-    monkeypatch.setattr(rig.scheduler, "on_result", lambda result: [])
+    rig.engine.scheduler = StuckScheduler(rig.scheduler)  # type: ignore[assignment]
     with pytest.raises(EngineError, match="1 requests wait and nothing can run"):
         rig.run_steps(20)

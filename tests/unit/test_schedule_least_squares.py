@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from random import Random
 
-from octavo.schedule._costs import LeastSquares
+from octavo.schedule._steps import LeastSquares
 
 COUNT = 5
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
@@ -110,7 +109,7 @@ class TestSteps:
         result = driven.model.execute(plan)
         stranger = structs.replace(result.rows[0], row=5)
         with pytest.raises(ValueError, match="row 5"):
-            driven.scheduler.on_result(dataclasses.replace(result, rows=(stranger,)))
+            driven.scheduler.on_result(structs.replace(result, rows=(stranger,)))
         assert driven.scheduler.on_result(result)
 
     def test_a_row_without_result_is_planned_again(self) -> None:
@@ -158,7 +157,7 @@ class TestEnds:
         driven.scheduler.commit(plan)
         result = driven.model.execute(plan)
         span = structs.replace(result.rows[0], tokens=(1, 2, 3))
-        (output,) = driven.scheduler.on_result(dataclasses.replace(result, rows=(span,)))
+        (output,) = driven.scheduler.on_result(structs.replace(result, rows=(span,)))
         assert output.token_ids == (1, 2)
         assert output.finish_reason is FinishReason.LENGTH
 
@@ -306,7 +305,7 @@ class TestPreemption:
         driven.scheduler.commit(plan)
         result = driven.model.execute(plan)
         short = structs.replace(result.rows[0], prompt_logprobs=())
-        (output,) = driven.scheduler.on_result(dataclasses.replace(result, rows=(short,)))
+        (output,) = driven.scheduler.on_result(structs.replace(result, rows=(short,)))
         assert output.finish_reason is FinishReason.ERROR
         assert output.error is not None
         assert "0 prompt log-probabilities came back instead of 4" in output.error

@@ -13,7 +13,7 @@ def test_rows_that_were_chosen_and_then_taken_away_are_no_work() -> None:
     ledger = driven.scheduler._ledger
     (lane,) = ledger.lanes
     draft = StepDraft(ledger.lanes, ledger.cache, ledger.rows, number=2)
-    draft.add_decodes(ledger.rows.decoding(lane))
+    draft.add_decodes(ledger.rows.decoding(lane)[0])
     first, second = list(ledger.running)
     draft.preempt(first, "room is wanted")
     assert draft.has_rows

@@ -33,8 +33,9 @@ def _audit_lane(ledger: Ledger, lane: Lane) -> list[str]:
     pages = sum(len(each.pages) for each in ledger.running if each.home is lane)
     if pages != lane.pages:
         findings.append(f"class {name} holds {pages} pages, counted {lane.pages}")
-    decoding = [ledger.rows.sequences[row] for row in ledger.rows.decoding(lane).tolist()]
-    parts = [each.order for each in (*lane.prefilling, *decoding) if each is not None]
+    numbers, _ = ledger.rows.decoding(lane)
+    decoding = ledger.rows.sequences_of(numbers.tolist())
+    parts = [each.order for each in (*lane.prefilling, *decoding)]
     if sorted(parts) != sorted(each.order for each in lane.running):
         findings.append(f"class {name} has lost track of who decodes")
     exposed = [each for each in lane.running if each.is_exposed]

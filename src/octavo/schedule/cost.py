@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.core.errors import SettingsError
-from octavo.schedule import _costs
+from octavo.schedule import _steps
 
 FEATURES = ("constant", "token", "decode_row", "past_token", "chunk_square")
 # One unit of each scaled feature costs about the same, so that the fit is well conditioned.
@@ -32,17 +32,19 @@ MOST_PROFILE_NUMBER = 1000.0
 """No number of a profile is larger; beyond it the fit would leave the range of floats."""
 
 
-@dataclass(slots=True)
 class StepShape:
     """What a step's time depends on.
 
     `past_tokens` sums past × chunk and `chunk_square` chunk² over all rows, decoding ones included.
     """
 
-    tokens: int = 0
-    decode_rows: int = 0
-    past_tokens: int = 0
-    chunk_square: int = 0
+    def __init__(
+        self, tokens: int = 0, decode_rows: int = 0, past_tokens: int = 0, chunk_square: int = 0
+    ):
+        self.tokens = tokens
+        self.decode_rows = decode_rows
+        self.past_tokens = past_tokens
+        self.chunk_square = chunk_square
 
     def add_decodes(self, rows: int, past_tokens: int) -> None:
         """Add decoding rows whose pasts sum to `past_tokens`."""
@@ -223,7 +225,7 @@ class CostModel:
     def _start(self, theta: list[float]) -> None:
         """Forget what was observed; these coefficients hold as much as a few steps."""
         ridge = [_PRIOR_WEIGHT / max(value, 1e-9) ** 2 for value in theta]
-        self._fit = _costs.LeastSquares(theta, ridge, _FORGETTING, _SWEEPS)
+        self._fit = _steps.LeastSquares(theta, ridge, _FORGETTING, _SWEEPS)
 
     def _publish(self) -> None:
         pace = self._pace

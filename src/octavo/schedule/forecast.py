@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
-import msgspec
-
 from octavo.core.request import Request
 from octavo.core.service_classes import ServiceClass
 from octavo.schedule.cost import CostModel
@@ -23,17 +21,12 @@ _GUESSED_TOKEN_SECONDS = 1e-3
 _GUESSED_ANSWER_TOKENS = 256
 
 
-class StepTime(msgspec.Struct, frozen=True):
-    """What a step may be predicted to take, and whether a target allows no more than one step."""
-
-    seconds: float
-    is_tight: bool
-
-
 def step_time(
     decoding: Iterable[ServiceClass], cost: CostModel, most_seconds: float, between_seconds: float
-) -> StepTime:
+) -> tuple[float, bool]:
     """The longest step that keeps the inter-token targets of the classes that decode.
+
+    Its predicted seconds, and whether a target allows no more than one step from token to token.
 
     Where a class has time for several steps from token to token, its rows sit out all but one of
     them, and what one takes longer another may make up for. Where it has not, only 1 step in 100
@@ -49,7 +42,7 @@ def step_time(
         is_tight |= steps == 1
         each = target / steps
         seconds = min(seconds, max(each / (1.0 + late) - between_seconds, each / 2))
-    return StepTime(seconds, is_tight)
+    return seconds, is_tight
 
 
 class Forecast:
@@ -78,7 +71,7 @@ class Forecast:
         if self._most_seconds is None:
             return 0.0
         services = [each.service for each in self._lanes if each is lane or len(each.running)]
-        return step_time(services, self._cost, self._most_seconds, self._between_seconds).seconds
+        return step_time(services, self._cost, self._most_seconds, self._between_seconds)[0]
 
     def token_seconds(self, lane: Lane, coming_rows: float = 0.0) -> float:
         """Seconds for each prompt token of a class, beside what comes before its prompts.

@@ -229,7 +229,6 @@ class Ledger:
     def _take_pages(self, plan: StepPlan) -> None:
         decodes, rows, groups = plan.decodes, self.rows, self.rows.layout.groups
         taken: list[int] = []
-        grown: list[int] = []
         # Not by their ids: ghosts have none any more.
         for place, pages in decodes.new_pages:
             number = decodes.rows.item(place)
@@ -238,9 +237,7 @@ class Ledger:
             owner.table += pages
             owner.home.pages += groups
             taken += pages
-            grown.append(number)
-        if grown:
-            rows.room[grown] += rows.page_tokens
+            rows.room[number] += rows.page_tokens
         for row in plan.chunks:
             if row.new_pages:
                 sequence = rows.sequences[row.row]

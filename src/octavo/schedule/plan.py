@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -63,8 +62,7 @@ class RowPlan(msgspec.Struct, frozen=True, gc=False):
     is_padding: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DecodeRows:
+class DecodeRows(msgspec.Struct, frozen=True, eq=False):
     """Rows that compute their last token and sample the next one, as columns of equal length.
 
     Place i stands for a `RowPlan` with the one token `tokens[i]`. `new_pages` are pairs of a place
@@ -116,8 +114,7 @@ class PrefixWait(msgspec.Struct, frozen=True, gc=False):
     key: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """Everything one step does: closed rows, preemptions, admissions, copies, rows, in this order.
 
     `decodes` and `chunks` are its rows: those that compute one token and sample the next, and all
@@ -172,8 +169,7 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """Result of one plan; `native_seconds` is the share spent in kernels.
 
     `rows` has a result for each of the plan's rows. Those of `plan.decodes` may be left out if

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from octavo.schedule.admission import Admissions
 from octavo.schedule.cost import StepShape
-from octavo.schedule.forecast import StepTime, step_time
+from octavo.schedule.forecast import step_time
 from octavo.schedule.lane import Lane
 from octavo.schedule.plan import RowPlan, StepPlan
 from octavo.schedule.rows import NO_ROWS, RowNumbers
@@ -43,13 +41,19 @@ class _Turn:
         self.chunk: Chunk | None = None
         self.seconds = 0.0
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
+        """Go on to the next prefill; there is one."""
         self.next = next(self.prefills, None)
         self.chunk = None
+        return self.has_prefills
+
+    @property
+    def has_prefills(self) -> bool:
+        return self.next is not None
 
     @property
     def has_demand(self) -> bool:
-        return len(self.decodes) > 0 or self.next is not None
+        return len(self.decodes) > 0 or self.has_prefills
 
 
 class Planner:
@@ -72,6 +76,7 @@ class Planner:
         self._budget = limits.token_budget
         self.shape = StepShape()
         self._rows = view.rows
+        self._columns = view.rows.columns
         self.draft = StepDraft(
             view.lanes, view.cache, view.rows, number, is_contiguous=limits.is_contiguous
         )
@@ -87,18 +92,15 @@ class Planner:
         self._turns: list[_Turn] = []
         for lane in view.lanes:
             if lane.has_work:
-                decodes = view.rows.decoding(lane)
-                past = int(np.add.reduce(view.rows.computed[decodes]))
+                decodes, past = view.rows.decoding(lane)
                 self._turns.append(_Turn(lane, decodes, past, self._prefills(lane)))
         decoding = (turn.lane.service for turn in self._turns if len(turn.decodes))
         most = limits.max_step_seconds
-        time = StepTime(_INFINITE, False)
+        self._limit, self.is_tight = _INFINITE, False
         if most is not None:
-            time = step_time(decoding, view.cost, most, view.between_seconds)
-        self.is_tight = time.is_tight
-        self._limit = time.seconds
-        if time.is_tight and most is not None:
-            self._limit = max(time.seconds, min(self._strictest_seconds(), most))
+            self._limit, self.is_tight = step_time(decoding, view.cost, most, view.between_seconds)
+            if self.is_tight:
+                self._limit = max(self._limit, min(self._strictest_seconds(), most))
         self._used = self._cost.constant
         self.starved: list[Lane] = []
         self.charges: list[tuple[Lane, float, float]] = []
@@ -183,7 +185,7 @@ class Planner:
         """All decodes fit and nobody else wants the time."""
         rows = past = 0
         for turn in self._turns:
-            if turn.next is not None:
+            if turn.has_prefills:
                 return False
             rows += len(turn.decodes)
             past += turn.past_tokens
@@ -197,7 +199,7 @@ class Planner:
         if target is None:
             return 0
         latest = self._now + 2 * (self._limit + self._view.between_seconds) - target
-        return int(np.count_nonzero(self._rows.token_seconds[turn.decodes] <= latest))
+        return self._columns.count_unserved_since(turn.decodes, latest)
 
     def _decode(self, turn: _Turn, seconds: float, most: int) -> None:
         """Serve up to `most` of a class's decodes, as `seconds` and the tokens allow, in order."""
@@ -207,18 +209,15 @@ class Planner:
             return
         past = turn.past_tokens
         if count < len(turn.decodes):
-            past = int(np.add.reduce(self._rows.computed[wanted]))
+            past = self._columns.past(wanted)
         spent = self._cost.decodes(count, past)
         if spent > seconds:
-            pasts = np.cumsum(self._rows.computed[wanted])
-            # The marginal time of the first, of the first two and so on.
-            times = self._cost.decodes(1, 0) * np.arange(1, count + 1)
-            times += self._cost.past_token * pasts
             # A time that was computed from these rows has room for them, whatever was rounded.
-            count = int(np.searchsorted(times, seconds * (1 + 1e-9), side="right"))
+            count, past, spent = self._columns.run_within(
+                wanted, self._cost.decodes(1, 0), self._cost.past_token, seconds * (1 + 1e-9)
+            )
             if not count:
                 return
-            past, spent = pasts.item(count - 1), times.item(count - 1)
         turn.decodes = turn.decodes[count:]
         turn.past_tokens -= past
         self.draft.add_decodes(wanted[:count])
@@ -249,7 +248,7 @@ class Planner:
 
     def _least_seconds(self, turn: _Turn) -> float:
         if len(turn.decodes):
-            return self._cost.decodes(1, int(self._rows.computed[turn.decodes[0]]))
+            return self._cost.decodes(1, self._columns.past(turn.decodes[:1]))
         return 0.0 if turn.next is None else self._token_seconds(turn.next)
 
     def _token_seconds(self, sequence: Sequence) -> float:
@@ -259,12 +258,12 @@ class Planner:
     def _serve_urgent(self, turn: _Turn) -> None:
         """Prefills of a class that would miss their target otherwise."""
         lane = turn.lane
-        if turn.next is None or self._limit == _INFINITE:
+        if not turn.has_prefills or self._limit == _INFINITE:
             return
         if lane.service.first_token_seconds is None:
             return
         tokens = lane.waiting_tokens + sum(each.pending for each in lane.prefilling)
-        while turn.next is not None and self._is_urgent(turn.next, tokens):
+        while (sequence := turn.next) is not None and self._is_urgent(sequence, tokens):
             if not self._serve_prefill(turn, self._left):
                 break
 
@@ -288,8 +287,7 @@ class Planner:
             return False
         chunk = turn.chunk
         if chunk is not None and chunk.sequence.order not in self.draft.chunks:
-            turn.advance()
-            return turn.next is not None
+            return turn.advance()
         waits = sequence.row < 0
         past = 0 if waits else sequence.position
         if chunk is not None:
@@ -301,13 +299,11 @@ class Planner:
             before = chunk.count
             room = self._limits.max_chunk_tokens - before
             if self.draft.extend(chunk, min(most, room)) < 1:
-                turn.advance()
-                return turn.next is not None
+                return turn.advance()
             self._charge_chunk(turn, chunk, before)
             return True
         if sequence.order in self.draft.victims:
-            turn.advance()
-            return turn.next is not None
+            return turn.advance()
         if waits:
             turn.chunk = self._admit(turn, sequence, seconds, most)
         else:
@@ -316,8 +312,7 @@ class Planner:
         if turn.chunk is None:
             if turn.next is None:
                 return False
-            turn.advance()
-            return turn.next is not None
+            return turn.advance()
         self._charge_chunk(turn, turn.chunk, 0)
         return True
 
@@ -391,7 +386,7 @@ class Planner:
             turn.prefills = self._prefills(turn.lane)
             turn.advance()
             turn.decodes, turn.past_tokens = NO_ROWS, 0
-            decoding = self._rows.decoding(turn.lane)
+            decoding, _ = self._rows.decoding(turn.lane)
             for place, row in enumerate(decoding.tolist()):
                 sequence = self._rows.sequences[row]
                 if sequence is None or sequence.ghost or sequence.order in self.draft.victims:
@@ -403,8 +398,7 @@ class Planner:
                     self._decode(turn, _INFINITE, 1)
                     return
             self._budget = max(self._budget, 1)
-            while turn.next is not None:
-                sequence = turn.next
+            while (sequence := turn.next) is not None:
                 if sequence.row >= 0 and sequence.order not in self.draft.victims:
                     full = sequence.position >= sequence.room and not self.draft.has_pages
                     if full and not self.draft.force_page_for(sequence):

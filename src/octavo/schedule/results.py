@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Ordered
-from itertools import compress, repeat
-from operator import contains
-
-import numpy as np
 
 from octavo.core.errors import EngineError
 from octavo.core.output import EngineOutput, TokenLogprob
@@ -16,13 +11,13 @@ from octavo.schedule.accept import accept_tokens, collect_scores
 from octavo.schedule.lane import Lane
 from octavo.schedule.ledger import Ledger
 from octavo.schedule.plan import NO_TOKEN, RowPlan, RowResult, StepPlan, StepResult
-from octavo.schedule.rows import NO_LANE, RowNumbers
+from octavo.schedule.rows import NO_LANE
 from octavo.schedule.sequence import Sequence
 
 _INFINITE = float("inf")
 
 _Single = tuple[RowPlan, RowResult]
-_Logprobs = Ordered[tuple[TokenLogprob, ...] | None]
+_Logprobs = tuple[TokenLogprob, ...] | None
 
 
 def take_results(
@@ -46,8 +41,10 @@ def take_results(
     return outputs
 
 
-def _sorted_out(plan: StepPlan, result: StepResult) -> tuple[list[int], _Logprobs, list[_Single]]:
-    """Next tokens and log-probabilities of the decoding rows, and all other results.
+def _sorted_out(
+    plan: StepPlan, result: StepResult
+) -> tuple[list[int], list[_Logprobs], list[_Single]]:
+    """Next tokens and log-probabilities (or none) of the decoding rows, and all other results.
 
     `NO_TOKEN` stands for rows that are among the others or have no result.
     """
@@ -55,13 +52,14 @@ def _sorted_out(plan: StepPlan, result: StepResult) -> tuple[list[int], _Logprob
     if result.decoded and len(result.decoded) != len(decodes):
         raise ValueError(f"{len(result.decoded)} rows instead of {len(decodes)} have decoded")
     tokens = list(result.decoded) or [NO_TOKEN] * len(decodes)
-    logprobs = list(result.decoded_logprobs) or [None] * len(decodes)
+    logprobs: list[_Logprobs] = list(result.decoded_logprobs)
     singles: list[_Single] = []
     if not result.rows:
         return tokens, logprobs, singles
     planned = {row.row: row for row in plan.chunks}
     places: dict[int, int] = {}
     if any(news.row not in planned for news in result.rows):
+        logprobs = logprobs or [None] * len(decodes)
         for place, row in enumerate(decodes.row_plans()):
             planned[row.row] = row
             places[row.row] = place
@@ -81,56 +79,42 @@ def _take_plain(
     ledger: Ledger,
     plan: StepPlan,
     tokens: list[int],
-    logprobs: _Logprobs,
+    logprobs: list[_Logprobs],
     singles: list[_Single],
     now: float,
 ) -> list[EngineOutput]:
     """Bring the plain rows forward; those to which more happens go to `singles`."""
-    rows, decodes = ledger.rows, plan.decodes
-    numbers, request_ids = decodes.rows, decodes.request_ids
-    is_plain = rows.plain[numbers] & (decodes.starts + 2 < rows.end_tokens[numbers])
-    latest = np.array(tokens, dtype=np.int64)
-    is_plain &= latest != NO_TOKEN
-    if rows.stop_counts and not rows.stop_counts.keys().isdisjoint(tokens):
-        ends = map(contains, map(rows.stop_ids.__getitem__, numbers.tolist()), tokens)
-        is_plain &= ~np.fromiter(ends, dtype=np.bool_, count=len(tokens))
-    if np.count_nonzero(is_plain) < len(numbers):
-        others = np.flatnonzero(~is_plain & (latest != NO_TOKEN)).tolist()
+    decodes = plan.decodes
+    outputs, others, ended, gaps, gaps_missed = ledger.rows.columns.take(
+        decodes.rows,
+        decodes.starts,
+        decodes.request_ids,
+        tokens,
+        logprobs,
+        plan.number,
+        now,
+        len(ledger.lanes),
+        EngineOutput,
+    )
+    if others:
         singles += [
-            (row, RowResult(row.row, row.request_id, (tokens[place],), logprobs[place]))
+            (row, RowResult(row.row, row.request_id, (tokens[place],), _entry(logprobs, place)))
             for place, row in zip(others, decodes.row_plans(others), strict=True)
         ]
-        numbers, latest = numbers[is_plain], latest[is_plain]
-        chosen = is_plain.tolist()
-        request_ids = tuple(compress(request_ids, chosen))
-        logprobs = list(compress(logprobs, chosen))
-    ended = rows.add_tokens(numbers, latest, plan.number)
-    _count(ledger, numbers, now)
-    rows.token_seconds[numbers] = now
-    _end_pages(ledger, ended)
-    spans = zip(latest.tolist(), strict=True)
-    cached = rows.cached_tokens[numbers].tolist()
-    return list(map(EngineOutput, request_ids, spans, logprobs, repeat(None), cached))
-
-
-def _count(ledger: Ledger, numbers: RowNumbers, now: float) -> None:
-    """Gaps that end now, by class."""
-    rows = ledger.rows
-    ledger.counters.computed_tokens += len(numbers)
-    missed = now - rows.token_seconds[numbers] > rows.gap_seconds[numbers]
-    ranks, count = rows.lane[numbers], len(ledger.lanes)
-    gaps = np.bincount(ranks, minlength=count).tolist()
+    ledger.counters.computed_tokens += len(outputs)
     for lane in ledger.lanes:
         lane.counters.gaps += gaps[lane.rank]
-    if np.count_nonzero(missed):
-        gaps_missed = np.bincount(ranks[missed], minlength=count).tolist()
-        for lane in ledger.lanes:
-            lane.counters.gaps_missed += gaps_missed[lane.rank]
+        lane.counters.gaps_missed += gaps_missed[lane.rank]
+    if ended:
+        _end_pages(ledger, ledger.rows.sequences_of(ended))
+    return outputs
+
+
+def _entry(logprobs: list[_Logprobs], place: int) -> _Logprobs:
+    return logprobs[place] if logprobs else None
 
 
 def _end_pages(ledger: Ledger, ended: list[Sequence]) -> None:
-    if not ended:
-        return
     charges: Counter[tuple[Lane, str]] = Counter()
     for sequence in ended:
         # Before the next token takes the place of the first one of this page.

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
-
-import msgspec
-import numpy as np
 
 from octavo.memory.cache import PageCache
 from octavo.memory.draft import PageDraft
 from octavo.schedule.lane import ByKey, Lane
 from octavo.schedule.plan import Admission, DecodeRows, Preemption, RowPlan
-from octavo.schedule.rows import NO_ROWS, RowNumbers, Rows
+from octavo.schedule.rows import RowNumbers, Rows
 from octavo.schedule.sequence import Sequence
 
 SHORTEST_RUN_STEPS = 4
@@ -24,26 +20,34 @@ MARGIN_STEPS = 10
 """unless that one's deadline is so many steps of `DEADLINE_STEP_SECONDS` earlier."""
 
 
-@dataclass(slots=True)
 class Chunk:
-    """A prefill row in the making; `reused` pages come first in the table of an admission.
+    """A prefill row in the making, which takes pages as it grows.
 
-    With `padding` left at its start it computes nothing else.
+    It begins at token `start` behind `table_start` blocks, or behind the `reused` pages of an
+    admission. With `padding` left at its start it computes nothing else.
     """
 
-    sequence: Sequence
-    row: int
-    start: int
-    count: int
-    table_start: int
-    taken: list[int]
-    reused: list[int]
-    is_admission: bool = False
-    padding: int = 0
-    most: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.most = self.padding or self.sequence.chunk_limit(self.start)
+    def __init__(
+        self,
+        sequence: Sequence,
+        row: int,
+        start: int,
+        table_start: int,
+        reused: list[int],
+        *,
+        is_admission: bool,
+        padding: int,
+    ):
+        self.sequence = sequence
+        self.row = row
+        self.start = start
+        self.count = 0
+        self.table_start = table_start
+        self.taken: list[int] = []
+        self.reused = reused
+        self.is_admission = is_admission
+        self.padding = padding
+        self.most = padding or sequence.chunk_limit(start)
 
     @property
     def rest(self) -> int:
@@ -57,12 +61,13 @@ class Chunk:
         return self.table_start + added // self.sequence.layout.groups
 
 
-class Found(msgspec.Struct, frozen=True):
+class Found:
     """What a waiting sequence starts with: a row, a table to reuse, pages to copy its tail from."""
 
-    row: int
-    reused: list[int]
-    tail: tuple[int, ...] | None
+    def __init__(self, row: int, reused: list[int], tail: tuple[int, ...] | None):
+        self.row = row
+        self.reused = reused
+        self.tail = tail
 
     def tokens(self, sequence: Sequence) -> int:
         """Tokens that need no computation."""
@@ -135,9 +140,10 @@ class StepDraft:
     def add_decodes(self, chosen: RowNumbers) -> None:
         """Add decoding rows; those that need a page first get it in the order of their keys."""
         self._decodes.append(chosen)
+        rows = self._rows
         wanting = [
             sequence
-            for sequence in self._rows.without_room(chosen)
+            for sequence in rows.sequences_of(rows.columns.without_room(chosen))
             if sequence.order not in self.victims
         ]
         wanting.sort(key=attrgetter("key"))
@@ -159,7 +165,7 @@ class StepDraft:
         """Give a running sequence up to `count` tokens, as many as pages can be had for."""
         start, held = sequence.position, sequence.blocks
         padding = sequence.padding_left
-        chunk = Chunk(sequence, sequence.row, start, 0, held, [], [], padding=padding)
+        chunk = Chunk(sequence, sequence.row, start, held, [], is_admission=False, padding=padding)
         if sequence.room - start < 1 and not self._has_page_for(sequence):
             return None
         self.extend(chunk, count)
@@ -175,8 +181,6 @@ class StepDraft:
             found.row,
             found.tokens(sequence),
             0,
-            0,
-            [],
             found.reused,
             is_admission=True,
             padding=padding,
@@ -305,28 +309,14 @@ class StepDraft:
 
     def decode_rows(self) -> DecodeRows:
         """Everybody who decodes."""
-        chosen = self._decodes
-        numbers = chosen[0] if len(chosen) == 1 else np.concatenate(chosen or [NO_ROWS])
-        rows = self._rows
-        out = self._out
-        if out:
-            is_out = np.zeros(len(rows.sequences), dtype=np.bool_)
-            is_out[list(out)] = True
-            numbers = numbers[~is_out[numbers]]
-        new_pages: tuple[tuple[int, tuple[int, ...]], ...] = ()
-        if self._grown:
-            places = np.zeros(len(rows.sequences), dtype=np.int64)
-            places[numbers] = np.arange(len(numbers))
-            grown = self._grown.items()
-            new_pages = tuple([(places.item(row), tuple(pages)) for row, pages in grown])
-        return DecodeRows(
-            rows=numbers,
-            request_ids=tuple(rows.request_ids[numbers].tolist()),
-            starts=rows.computed[numbers],
-            tokens=rows.last_token[numbers],
-            table_starts=rows.room[numbers] // rows.page_tokens,
-            new_pages=new_pages,
+        grown = self._grown
+        numbers, request_ids, starts, tokens, table_starts, places = self._rows.columns.decodes(
+            self._decodes, self._out, self._rows.request_ids, list(grown)
         )
+        new_pages = tuple(
+            [(place, tuple(pages)) for place, pages in zip(places, grown.values(), strict=True)]
+        )
+        return DecodeRows(numbers, request_ids, starts, tokens, table_starts, new_pages)
 
     def chunk_rows(self) -> tuple[RowPlan, ...]:
         """Everybody else."""

@@ -1,0 +1,205 @@
+// The native module of what the scheduler does in every step.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "schedule/least_squares.h"
+#include "schedule/row_columns.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+using Array = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class Number>
+using View = nb::ndarray<nb::numpy, Number, nb::ndim<1>>;
+
+Numbers numbers_of(const Array& array) { return {array.data(), array.shape(0)}; }
+
+Numbers rows_of(const RowColumns& columns, const Array& array) {
+  const Numbers rows = numbers_of(array);
+  for (const int64_t row : rows) {
+    if (row < 0 || row >= columns.rows()) throw std::out_of_range("there is no such row");
+  }
+  return rows;
+}
+
+int64_t row_of(const RowColumns& columns, int64_t row) {
+  if (row < 0 || row >= columns.rows()) throw std::out_of_range("there is no such row");
+  return row;
+}
+
+// A numpy array that owns its numbers.
+View<int64_t> array_of(std::vector<int64_t>&& numbers) {
+  auto owned = std::make_unique<std::vector<int64_t>>(std::move(numbers));
+  int64_t* data = owned->data();
+  const size_t count = owned->size();
+  nb::capsule owner(owned.release(), [](void* memory) noexcept {
+    delete static_cast<std::vector<int64_t>*>(memory);
+  });
+  return View<int64_t>(data, {count}, owner);
+}
+
+std::vector<int64_t> integers_of(nb::handle iterable) {
+  std::vector<int64_t> numbers;
+  for (nb::handle item : nb::iter(iterable)) numbers.push_back(nb::cast<int64_t>(item));
+  return numbers;
+}
+
+// A column as a numpy array on the memory of `columns`, which it keeps alive.
+template <class Number>
+auto column(std::vector<Number> RowColumns::* member) {
+  return [member](nb::handle_t<RowColumns> self) {
+    std::vector<Number>& values = nb::cast<RowColumns&>(self).*member;
+    return View<Number>(values.data(), {values.size()}, self);
+  };
+}
+
+// The `DecodeRows` columns of all rows of `chosen` but those in `out`, and the places of `wanted`.
+nb::tuple decodes(const RowColumns& columns, nb::list chosen, nb::set out, nb::list request_ids,
+                  const std::vector<int64_t>& wanted) {
+  std::vector<int64_t> rows, starts, tokens, table_starts;
+  for (nb::handle part : chosen) {
+    for (const int64_t row : rows_of(columns, nb::cast<Array>(part))) {
+      if (out.size() && out.contains(row)) continue;
+      rows.push_back(row);
+      starts.push_back(columns.computed[row]);
+      tokens.push_back(columns.last_token[row]);
+      table_starts.push_back(columns.room[row] / columns.page_tokens());
+    }
+  }
+  if (request_ids.size() < size_t(columns.rows())) throw std::out_of_range("ids are missing");
+  nb::object names = nb::steal(PyTuple_New(Py_ssize_t(rows.size())));
+  if (!names.is_valid()) nb::raise_python_error();
+  for (size_t place = 0; place < rows.size(); ++place) {
+    nb::object name = request_ids[size_t(rows[place])];
+    PyTuple_SET_ITEM(names.ptr(), Py_ssize_t(place), name.release().ptr());
+  }
+  nb::list places;
+  if (!wanted.empty()) {
+    std::vector<int64_t> place_of(columns.rows(), -1);
+    for (size_t place = 0; place < rows.size(); ++place) place_of[rows[place]] = int64_t(place);
+    for (const int64_t row : wanted) places.append(place_of[row_of(columns, row)]);
+  }
+  return nb::make_tuple(array_of(std::move(rows)), names, array_of(std::move(starts)),
+                        array_of(std::move(tokens)), array_of(std::move(table_starts)), places);
+}
+
+// One call of `make` for each plain row, with the fields of an `EngineOutput`.
+nb::list outputs_of(const RowColumns& columns, const PlainStep& taken, Numbers rows,
+                    const std::vector<int64_t>& tokens, nb::tuple request_ids, nb::list logprobs,
+                    nb::handle make) {
+  nb::list outputs;
+  for (const size_t place : taken.plain) {
+    nb::tuple span = nb::make_tuple(tokens[place]);
+    nb::int_ cached(columns.cached_tokens[rows[place]]);
+    nb::object id = request_ids[place];
+    nb::object logprob = logprobs.size() ? nb::object(logprobs[place]) : nb::none();
+    PyObject* fields[] = {id.ptr(), span.ptr(), logprob.ptr(), Py_None, cached.ptr()};
+    nb::object output = nb::steal(PyObject_Vectorcall(make.ptr(), fields, 5, nullptr));
+    if (!output.is_valid()) nb::raise_python_error();
+    outputs.append(std::move(output));
+  }
+  return outputs;
+}
+
+nb::tuple take(RowColumns& columns, Array rows, Array starts, nb::tuple request_ids,
+               const std::vector<int64_t>& tokens, nb::list logprobs, int64_t step, double now,
+               size_t classes, nb::handle make) {
+  const Numbers numbers = rows_of(columns, rows), begins = numbers_of(starts);
+  const size_t count = numbers.count;
+  if (begins.count != count || request_ids.size() != count || tokens.size() != count ||
+      (logprobs.size() && logprobs.size() != count)) {
+    throw std::invalid_argument("columns of one step are equally long");
+  }
+  for (const int64_t row : numbers) {
+    if (columns.lane[row] >= int64_t(classes)) throw std::out_of_range("there is no such class");
+  }
+  const PlainStep taken = columns.take(numbers, begins, Numbers(tokens), step, now, classes);
+  return nb::make_tuple(outputs_of(columns, taken, numbers, tokens, request_ids, logprobs, make),
+                        taken.others, taken.page_ends, taken.gaps, taken.gaps_missed);
+}
+
+void bind_fit(nb::module_& module) {
+  using Fit = LeastSquares;
+  nb::class_<Fit>(module, "LeastSquares")
+      .def(nb::init<const Fit::Values&, const Fit::Values&, double, int>(), "theta"_a, "ridge"_a,
+           "forgetting"_a, "sweeps"_a)
+      .def("observe", &Fit::observe, "features"_a, "target"_a)
+      .def_prop_ro("theta", [](const Fit& fit) { return nb::make_tuple(
+           fit.theta()[0], fit.theta()[1], fit.theta()[2], fit.theta()[3], fit.theta()[4]); });
+}
+
+void bind_columns(nb::module_& module) {
+  using Columns = RowColumns;
+  nb::class_<Columns>(module, "RowColumns")
+      .def(nb::init<int64_t, int64_t>(), "rows"_a, "page_tokens"_a)
+      .def_prop_ro("lane", column(&Columns::lane))
+      .def_prop_ro("computed", column(&Columns::computed))
+      .def_prop_ro("room", column(&Columns::room))
+      .def_prop_ro("plain", column(&Columns::plain))
+      .def_prop_ro("served_step", column(&Columns::served_step))
+      .def_prop_ro("token_seconds", column(&Columns::token_seconds))
+      .def("seat",
+           [](Columns& self, int64_t row, int64_t computed, int64_t end, int64_t cached,
+              double since_seconds, nb::handle stops) {
+             self.seat(row_of(self, row), computed, end, cached, since_seconds, integers_of(stops));
+           },
+           "row"_a, "computed"_a, "end_tokens"_a, "cached_tokens"_a, "token_seconds"_a,
+           "stop_ids"_a)
+      .def("set_decoding",
+           [](Columns& self, int64_t row, int64_t rank, int64_t token, bool is_plain, double gap) {
+             self.set_decoding(row_of(self, row), rank, token, is_plain, gap);
+           },
+           "row"_a, "rank"_a, "last_token"_a, "is_plain"_a, "gap_seconds"_a)
+      .def("decoding",
+           [](const Columns& self, int64_t rank) {
+             std::vector<int64_t> rows = self.decoding(rank);
+             const int64_t past = self.past(rows);
+             return nb::make_tuple(array_of(std::move(rows)), past);
+           },
+           "rank"_a)
+      .def("past", [](const Columns& self, Array rows) { return self.past(rows_of(self, rows)); },
+           "rows"_a)
+      .def("count_unserved_since",
+           [](const Columns& self, Array rows, double seconds) {
+             return self.count_unserved_since(rows_of(self, rows), seconds);
+           },
+           "rows"_a, "seconds"_a)
+      .def("without_room",
+           [](const Columns& self, Array rows) { return self.without_room(rows_of(self, rows)); },
+           "rows"_a)
+      .def("run_within",
+           [](const Columns& self, Array rows, double each, double per_past, double seconds) {
+             const Columns::Run run =
+                 self.run_within(rows_of(self, rows), each, per_past, seconds);
+             return nb::make_tuple(run.count, run.past, run.seconds);
+           },
+           "rows"_a, "each"_a, "per_past"_a, "seconds"_a)
+      .def("decodes", &decodes, "chosen"_a, "out"_a, "request_ids"_a, "wanted"_a)
+      .def("take", &take, "rows"_a, "starts"_a, "request_ids"_a, "tokens"_a, "logprobs"_a, "step"_a,
+           "now_seconds"_a, "classes"_a, "make"_a)
+      .def("fetch",
+           [](const Columns& self, int64_t row, int64_t first) {
+             return self.fetch(row_of(self, row), first);
+           },
+           "row"_a, "first"_a);
+}
+
+}  // namespace
+}  // namespace octavo
+
+NB_MODULE(_steps, module) {
+  module.doc() = "The native half of octavo.schedule; cost and rows are the way to use it.";
+  // Compiled modules keep what they have made until the process is gone.
+  nb::set_leak_warnings(false);
+  octavo::bind_fit(module);
+  octavo::bind_columns(module);
+}

@@ -1,9 +1,0 @@
-from collections.abc import Sequence
-
-class LeastSquares:
-    def __init__(
-        self, theta: Sequence[float], ridge: Sequence[float], forgetting: float, sweeps: int
-    ) -> None: ...
-    def observe(self, features: Sequence[float], target: float) -> None: ...
-    @property
-    def theta(self) -> tuple[float, float, float, float, float]: ...
