@@ -31,7 +31,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.octavo
 WHEELS := build/wheels
-SOURCES := $(shell find src csrc CMakeLists.txt pyproject.toml constraints.txt LICENSE README.md \
+SOURCES := $(shell find src csrc cmake CMakeLists.txt pyproject.toml constraints.txt LICENSE README.md \
              -type f -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
 
 # Relative, because pip splits this variable at spaces. Newer pips read the second one when they

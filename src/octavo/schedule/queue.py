@@ -91,7 +91,7 @@ class LaneQueue:
             account.served_tokens = max(account.served_tokens, self._least_served())
         entry = self._entry(sequence)
         insort(account.entries, entry)
-        if account.entries[0] is entry:
+        if account.entries[0][3] is sequence:
             self._rank(account)
 
     def remove(self, sequence: Sequence) -> None:
