@@ -10,6 +10,7 @@
 
 #include "memory/page_cache.h"
 #include "memory/page_draft.h"
+#include "memory/page_keys.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -97,6 +98,37 @@ bool publish(PageCache& cache, int32_t page, nb::handle key, nb::handle parent_k
   }
   cache.publish(page, key_of(key), parent);
   return cache.index.is_indexed(page);
+}
+
+std::vector<int32_t> tokens_of(const Items& items, size_t first) {
+  std::vector<int32_t> tokens;
+  tokens.reserve(items.size() - std::min(first, items.size()));
+  for (size_t at = first; at < items.size(); ++at) {
+    const long token = PyLong_AsLong(items[at].ptr());
+    if (token == -1 && PyErr_Occurred()) nb::raise_python_error();
+    if (token < std::numeric_limits<int32_t>::min() ||
+        token > std::numeric_limits<int32_t>::max()) {
+      throw std::out_of_range("tokens are 32-bit integers");
+    }
+    tokens.push_back(int32_t(token));
+  }
+  return tokens;
+}
+
+nb::bytes key_after(nb::handle parent, nb::handle token_ids) {
+  const std::vector<int32_t> tokens = tokens_of(Items(token_ids), 0);
+  return bytes_of(child_key(key_of(parent), tokens.data(), tokens.size()));
+}
+
+void extend_keys(nb::list keys, nb::handle root, nb::handle token_ids, size_t page_tokens) {
+  if (!page_tokens) throw std::invalid_argument("a page has at least one token");
+  const size_t known = keys.size();
+  const std::vector<int32_t> tokens = tokens_of(Items(token_ids), known * page_tokens);
+  PageKey key = key_of(known ? nb::object(keys[known - 1]) : nb::borrow(root));
+  for (size_t end = page_tokens; end <= tokens.size(); end += page_tokens) {
+    key = child_key(key, &tokens[end - page_tokens], page_tokens);
+    keys.append(bytes_of(key));
+  }
 }
 
 // A column as memory of `Owner`, which it keeps alive; columns never move.
@@ -284,6 +316,9 @@ NB_MODULE(_pages, module) {
   module.attr("FREE") = int(octavo::kFree);
   module.attr("CACHED") = int(octavo::kCached);
   module.attr("HELD") = int(octavo::kHeld);
+  module.def("child_key", &octavo::key_after, "parent"_a, "token_ids"_a);
+  module.def("extend_keys", &octavo::extend_keys, "keys"_a, "root"_a, "token_ids"_a,
+             "page_tokens"_a);
   octavo::bind_pool(module);
   octavo::bind_index(module);
   octavo::bind_cache(module);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "schedule/key_order.h"
 #include "schedule/least_squares.h"
 #include "schedule/row_columns.h"
 
@@ -65,10 +66,12 @@ auto column(std::vector<Number> RowColumns::* member) {
 // The `DecodeRows` columns of all rows of `chosen` but those in `out`, and the places of `wanted`.
 nb::tuple decodes(const RowColumns& columns, nb::list chosen, nb::set out, nb::list request_ids,
                   const std::vector<int64_t>& wanted) {
+  std::vector<uint8_t> is_out(columns.rows());
+  for (nb::handle row : out) is_out[row_of(columns, nb::cast<int64_t>(row))] = true;
   std::vector<int64_t> rows, starts, tokens, table_starts;
   for (nb::handle part : chosen) {
     for (const int64_t row : rows_of(columns, nb::cast<Array>(part))) {
-      if (out.size() && out.contains(row)) continue;
+      if (is_out[row]) continue;
       rows.push_back(row);
       starts.push_back(columns.computed[row]);
       tokens.push_back(columns.last_token[row]);
@@ -137,6 +140,25 @@ void bind_fit(nb::module_& module) {
            fit.theta()[0], fit.theta()[1], fit.theta()[2], fit.theta()[3], fit.theta()[4]); });
 }
 
+KeyOrder::Key order_key(nb::tuple key) {
+  KeyOrder::Key numbers;
+  if (key.size() != numbers.size()) throw std::invalid_argument("a key has four numbers");
+  for (size_t at = 0; at < numbers.size(); ++at) numbers[at] = nb::cast<int64_t>(key[at]);
+  return numbers;
+}
+
+void bind_order(nb::module_& module) {
+  nb::class_<KeyOrder>(module, "KeyOrder")
+      .def(nb::init<>())
+      .def("__len__", &KeyOrder::size)
+      .def("add",
+           [](KeyOrder& self, nb::tuple key, int64_t row) { self.add(order_key(key), row); },
+           "key"_a, "row"_a)
+      .def("remove", [](KeyOrder& self, nb::tuple key) { self.remove(order_key(key)); }, "key"_a)
+      .def("row", &KeyOrder::row, "place"_a)
+      .def("rows", &KeyOrder::rows);
+}
+
 void bind_columns(nb::module_& module) {
   using Columns = RowColumns;
   nb::class_<Columns>(module, "RowColumns")
@@ -201,5 +223,6 @@ NB_MODULE(_steps, module) {
   // Compiled modules keep what they have made until the process is gone.
   nb::set_leak_warnings(false);
   octavo::bind_fit(module);
+  octavo::bind_order(module);
   octavo::bind_columns(module);
 }

@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 
 from octavo.core.service_classes import ServiceClass
+from octavo.schedule._steps import KeyOrder
 from octavo.schedule.counters import ClassCounters
 from octavo.schedule.demand import Pace, Tickets, Use
 from octavo.schedule.queue import LaneQueue
-from octavo.schedule.sequence import Key, Sequence
+from octavo.schedule.sequence import Sequence
 
 _ANSWER_LEARNING = 0.05
 
 
 class ByKey:
-    """Sequences in the order of their keys; adding and removing are binary searches."""
+    """Running sequences in the order of their keys.
 
-    __slots__ = ("_keys", "_sequences")
+    `by_row` has those of all rows; a sequence keeps row and key as long as it is in here.
+    """
 
-    def __init__(self) -> None:
-        self._keys: list[Key] = []
-        self._sequences: list[Sequence] = []
+    def __init__(self, by_row: list[Sequence | None]) -> None:
+        self._by_row = by_row
+        self._order = KeyOrder()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._order)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences)
-
-    def __reversed__(self) -> Iterator[Sequence]:
-        return reversed(self._sequences)
+        return iter([self._at(row) for row in self._order.rows()])
 
     def __getitem__(self, place: int) -> Sequence:
-        return self._sequences[place]
+        return self._at(self._order.row(place))
 
     def add(self, sequence: Sequence) -> None:
-        place = bisect_left(self._keys, sequence.key)
-        self._keys.insert(place, sequence.key)
-        self._sequences.insert(place, sequence)
+        self._order.add(sequence.key, sequence.row)
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that is there."""
-        place = bisect_left(self._keys, sequence.key)
-        del self._keys[place], self._sequences[place]
+        self._order.remove(sequence.key)
+
+    def _at(self, row: int) -> Sequence:
+        sequence = self._by_row[row]
+        assert sequence is not None
+        return sequence
 
 
 class Lane:
@@ -56,14 +56,14 @@ class Lane:
     until one has ended.
     """
 
-    def __init__(self, service: ServiceClass, rank: int):
+    def __init__(self, service: ServiceClass, rank: int, by_row: list[Sequence | None]):
         self.service = service
         self.rank = rank
         self.queue = LaneQueue()
-        self.running = ByKey()
-        self.prefilling = ByKey()
-        self.exposed = ByKey()
-        self.ghosts = ByKey()
+        self.running = ByKey(by_row)
+        self.prefilling = ByKey(by_row)
+        self.exposed = ByKey(by_row)
+        self.ghosts = ByKey(by_row)
         self.pages = 0
         self.waiting = 0
         self.waiting_tokens = 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from octavo.core.errors import EngineError
 from octavo.core.output import EngineOutput, TokenLogprob
 from octavo.core.request import RequestState
@@ -115,12 +113,13 @@ def _entry(logprobs: list[_Logprobs], place: int) -> _Logprobs:
 
 
 def _end_pages(ledger: Ledger, ended: list[Sequence]) -> None:
-    charges: Counter[tuple[Lane, str]] = Counter()
+    charges: dict[tuple[Lane, str], int] = {}
     for sequence in ended:
         # Before the next token takes the place of the first one of this page.
         ledger.rows.fetch_tokens(sequence)
         ledger.publish(sequence, sequence.computed)
-        charges[sequence.lane, sequence.request.tenant] += sequence.page_tokens
+        whom = sequence.lane, sequence.request.tenant
+        charges[whom] = charges.get(whom, 0) + sequence.page_tokens
     for (lane, tenant), tokens in charges.items():
         lane.queue.charge(tenant, tokens)
 

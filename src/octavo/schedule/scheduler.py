@@ -109,12 +109,15 @@ class Scheduler:
         self._separates_tenants = separates_tenants
         self._clock = clock
         self._emit = emit
+        rows = Rows(max_rows, self.layout)
         self._ledger = Ledger(
-            lanes=[Lane(each, rank) for rank, each in enumerate(check_classes(classes))],
+            lanes=[
+                Lane(each, rank, rows.sequences) for rank, each in enumerate(check_classes(classes))
+            ],
             cache=PageCache(
                 pages, slab_pages=slab_pages, keeps_pages=keeps_pages, levels=len(classes)
             ),
-            rows=Rows(max_rows, self.layout),
+            rows=rows,
             max_rows=max_rows,
             limit_tokens=self._limit_tokens,
             keeps_rows=batching == "static",

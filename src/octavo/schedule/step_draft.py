@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
-from itertools import islice
 from operator import attrgetter
 
 from octavo.memory.cache import PageCache
@@ -235,7 +234,8 @@ class StepDraft:
         """Those of a part of a class who are no victims yet."""
         passed = self._passed.get(part, 0)
         is_run = True
-        for victim in islice(reversed(part), passed, None):
+        for place in range(len(part) - 1 - passed, -1, -1):
+            victim = part[place]
             if victim.order not in self.victims:
                 is_run = False
                 yield victim
