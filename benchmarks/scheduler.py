@@ -6,8 +6,7 @@ Batch requests fill all rows and the queue. Every second step 2 % of the rows in
 arrive and take their rows by preemption; each ends five steps later, and batch requests come back
 in the step between. On average 1 % of the rows finish, arrive and are preempted in each step. Pages
 have the size that Octavo chooses by itself, prompts all lengths from 16 to 47 tokens. The
-model is a stand-in that answers at once. What was made before is frozen out of the collector's
-sight (gc.freeze), as in a server that has warmed up; the collector stays on.
+model is a stand-in that answers at once. The collector is set up as in the process of an engine.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
 from octavo.core.service_classes import ServiceClass
 from octavo.core.settings import AUTO_PAGE_TOKENS
+from octavo.engine import garbage
 from octavo.plan.statistics import percentile
 from octavo.schedule.cost import CostProfile
 from octavo.schedule.plan import RowResult, StepPlan, StepResult
@@ -152,8 +152,7 @@ def measure(rows: int, waiting: int, steps: int, warm_up: int) -> Measurement:
     for number in range(warm_up):
         load.arrive(number)
         load.step()
-    gc.collect()
-    gc.freeze()
+    garbage.settle()
     load.add_seconds.clear()
     before = asdict(load.scheduler.counters)
     spent: list[Spent] = []

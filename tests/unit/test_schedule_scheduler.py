@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import pytest
@@ -361,3 +362,22 @@ class TestState:
 
 def test_the_harness_knows_seeds_apart() -> None:
     assert len({next_token(123456, seed) for seed in range(20)}) > 3
+
+
+def test_steps_leave_nothing_to_the_collector() -> None:
+    driven = driver(pages=10, max_rows=4)
+    gc.collect()
+    gc.disable()
+    try:
+        driven.add(
+            *(
+                request(f"r{number}", range(number, number + 6), max_new_tokens=20)
+                for number in range(8)
+            )
+        )
+        driven.run()
+        found = gc.collect()
+    finally:
+        gc.enable()
+    assert driven.scheduler.counters.preemptions > 0
+    assert found == 0

@@ -27,6 +27,7 @@ from octavo.core.gguf import GgufFile
 from octavo.core.ids import RequestId
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
+from octavo.engine import garbage
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineFacts, problem_of
 from octavo.engine.opening import OpenEngine, open_engine
@@ -56,6 +57,7 @@ def main() -> int:
             warm_seconds = _warm_up(opened.engine)
             first_rows.take()
             facts = _facts(config, file, opened, warm_seconds)
+            garbage.settle()
             return _serve(config, opened, facts, first_rows, report_fd)
     except OctavoError as error:
         _report(report_fd, StartReport(problem=problem_of(error)))

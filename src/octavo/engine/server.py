@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from collections.abc import Iterable
@@ -116,6 +117,7 @@ class EngineServer:
         self._stats = StatsSource(engine, clock, max_rows=facts.max_rows)
         self._stats_due = False
         self._tends = False
+        self._has_garbage = False
         self._stats_seconds = clock()
         self._polled_seconds = -math.inf
         self._draining = False
@@ -151,6 +153,7 @@ class EngineServer:
                 self._receive()
                 if self._engine.has_work:
                     self._step()
+                    self._has_garbage = True
                 elif self._tends:
                     # Before memory is given back: what goes is on disk then.
                     self._tends = self._engine.tend()
@@ -158,6 +161,9 @@ class EngineServer:
                     self._stats_due = True
                 self._frontends.flush()
                 self._tell_stats()
+                if self._has_garbage and not self._engine.has_work:
+                    gc.collect()
+                    self._has_garbage = False
                 if self._draining and not self._engine.has_work and not self._frontends.has_mail:
                     reason = "the engine is shutting down"
                     return reason

@@ -93,7 +93,7 @@ class Planner:
         for lane in view.lanes:
             if lane.has_work:
                 decodes, past = view.rows.decoding(lane)
-                self._turns.append(_Turn(lane, decodes, past, self._prefills(lane)))
+                self._turns.append(_Turn(lane, decodes, past, _prefills(lane)))
         decoding = (turn.lane.service for turn in self._turns if len(turn.decodes))
         most = limits.max_step_seconds
         self._limit, self.is_tight = _INFINITE, False
@@ -227,11 +227,6 @@ class Planner:
         turn.seconds += spent
 
     # Prefills
-
-    def _prefills(self, lane: Lane) -> Iterator[Sequence]:
-        """Prefills of a class in key order, then its queue."""
-        yield from lane.prefilling
-        yield from lane.queue
 
     def _serve_starved(self) -> None:
         limits = self._limits
@@ -383,7 +378,7 @@ class Planner:
             if ghost.order not in self.draft.victims:
                 self._admissions.preempt(ghost, "its batch needs the room")
         for turn in self._turns:
-            turn.prefills = self._prefills(turn.lane)
+            turn.prefills = _prefills(turn.lane)
             turn.advance()
             turn.decodes, turn.past_tokens = NO_ROWS, 0
             decoding, _ = self._rows.decoding(turn.lane)
@@ -409,3 +404,9 @@ class Planner:
                     return
                 if turn.next is sequence:
                     turn.advance()
+
+
+def _prefills(lane: Lane) -> Iterator[Sequence]:
+    """Prefills of a class in key order, then its queue."""
+    yield from lane.prefilling
+    yield from lane.queue
