@@ -6,7 +6,7 @@ import struct
 from hashlib import blake2b
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.memory.keys import child_key, extend_keys, root_key
@@ -15,6 +15,7 @@ ROOT = root_key(b"model", b"salt")
 TOKENS = st.integers(0, 2**31 - 1)
 
 
+@settings(deadline=None)
 @given(tokens=st.lists(TOKENS, max_size=200))
 def test_a_key_is_a_hash_of_the_key_before_and_the_tokens(tokens: list[int]) -> None:
     content = ROOT + struct.pack(f"<{len(tokens)}i", *tokens)
@@ -29,6 +30,7 @@ def test_content_that_ends_with_a_block_of_the_hash(tokens: int) -> None:
     assert child_key(ROOT, [0] * tokens) == expected
 
 
+@settings(deadline=None)
 @given(
     tokens=st.lists(TOKENS, max_size=40),
     more=st.lists(TOKENS, max_size=40),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.schedule._steps import RowColumns
@@ -95,6 +95,7 @@ def test_rows_are_checked() -> None:
         columns.take(numbers(0), numbers(5), ("a",), [1, 2], [], 1, 1.0, 1, output)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(
     pasts=st.lists(st.integers(0, 1000), min_size=1, max_size=20),
     each=st.floats(1e-6, 1.0),
@@ -114,6 +115,7 @@ def test_a_run_within_a_time_is_the_longest(
     assert found[2] == (times[count - 1] if count else 0.0)
 
 
+@settings(deadline=None)
 @given(steps=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3 * PAGE_TOKENS))
 def test_tokens_are_there_until_their_page_is_full(steps: list[int]) -> None:
     columns = seated(1, computed=6)

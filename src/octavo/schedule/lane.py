@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from octavo.core.service_classes import ServiceClass
-from octavo.schedule._steps import KeyOrder
+from octavo.schedule import _steps
 from octavo.schedule.counters import ClassCounters
 from octavo.schedule.demand import Pace, Tickets, Use
 from octavo.schedule.queue import LaneQueue
@@ -22,7 +22,7 @@ class ByKey:
 
     def __init__(self, by_row: list[Sequence | None]) -> None:
         self._by_row = by_row
-        self._order = KeyOrder()
+        self._order = _steps.KeyOrder()
 
     def __len__(self) -> int:
         return len(self._order)

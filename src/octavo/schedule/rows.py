@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from octavo.core.ids import RequestId
 from octavo.memory.layout import TableLayout
-from octavo.schedule._steps import RowColumns
+from octavo.schedule import _steps
 
 if TYPE_CHECKING:
     from octavo.schedule.lane import Lane
@@ -43,7 +43,7 @@ class Rows:
         self.page_tokens = layout.page_tokens
         self.sequences: list[Sequence | None] = [None] * max_rows
         self.request_ids: list[RequestId] = [RequestId("")] * max_rows
-        self.columns = RowColumns(max_rows, layout.page_tokens)
+        self.columns = _steps.RowColumns(max_rows, layout.page_tokens)
         self.lane = self.columns.lane
         self.plain = self.columns.plain
         self.computed = self.columns.computed
