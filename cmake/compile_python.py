@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -28,11 +29,18 @@ def main() -> None:
     folder, group, *files = sys.argv[1:]
     for file in files:
         check(file)
+    os.environ["MYPYPATH"] = "src"
+    options = [
+        # Whoever builds need not have what the rest of the package imports, and that is checked
+        # elsewhere.
+        "--config-file=",
+        "--follow-imports=silent",
+        "--ignore-missing-imports",
+        f"--cache-dir={folder}/cache",
+    ]
     # What mypyc has to say belongs to the log of the build, not to the answer.
     with contextlib.redirect_stdout(sys.stderr):
-        extensions = mypycify(
-            [f"--cache-dir={folder}/cache", *files], target_dir=folder, group_name=group
-        )
+        extensions = mypycify([*options, *files], target_dir=folder, group_name=group)
     for extension in extensions:
         sources = [Path(source).resolve().as_posix() for source in extension.sources]
         print(";".join([extension.name, include_dir(), *sources]))
