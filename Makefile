@@ -116,7 +116,7 @@ $(STAMP)/python:
 # Build requirements (compiler driver, bindings) live in pip's own build environment only.
 $(STAMP)/wheel: $(STAMP)/python $(SOURCES)
 	@rm -rf $(WHEELS)
-	@echo 'building the kernels and the wheel (takes a minute or two)'
+	@echo 'building the kernels and the wheel (takes some minutes)'
 	@$(PIP) wheel --quiet --no-deps --wheel-dir $(WHEELS) .
 	@touch $@
 
