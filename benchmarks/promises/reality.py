@@ -112,7 +112,9 @@ def simulate(settings: Settings, profile: Profile, load: Timetable) -> dict[str,
     clock = SimulatedClock()
     scheduler = build_scheduler(settings, plan_cache(settings, profile), profile.cost, clock)
     trace = [traced(job) for job in load.jobs()]
-    simulation = Simulation(scheduler, profile.cost, clock, trace)
+    simulation = Simulation(
+        scheduler, profile.cost, clock, trace, between_seconds=profile.between_seconds
+    )
     simulation.run()
     records = [each for each in simulation.records if each.first_token_seconds is not None]
     return _known(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def settings(*flags: str) -> Settings:
     return load_settings(environment={}, flags=flags).settings
 
 
-def simulation(*trace: TraceRequest, size: CacheSize | None = None, **fields: str) -> Simulation:
+def simulation(*trace: TraceRequest, size: CacheSize | None = None, **fields: Any) -> Simulation:
     clock = SimulatedClock()
     scheduler = build_scheduler(
         settings("scheduler.token_budget=1024"),
@@ -56,6 +57,13 @@ class TestTimes:
         assert record.seconds_per_token == pytest.approx(0.001)
         assert record.ended_seconds == pytest.approx(0.013)
         assert (record.answer_tokens, record.outcome) == (4, Outcome.FINISHED)
+
+    def test_what_passes_between_steps_comes_before_each_and_is_none_of_their_time(self) -> None:
+        made = simulation(asked(0, 10, 4), between_seconds=0.002)
+        (record,) = made.records
+        assert record.time_to_first_token_seconds == pytest.approx(0.012)
+        assert list(record.gap_seconds) == pytest.approx([0.003] * 3)
+        assert made.totals.busy_seconds == pytest.approx(0.013)
 
     def test_idle_time_is_skipped_and_arrivals_wait_for_the_end_of_a_step(self) -> None:
         made = simulation(asked(0, 10, 1), asked(0.005, 10, 1), asked(1000, 10, 1))

@@ -62,17 +62,21 @@ class StepNoise:
 
 
 class ClockExecutor:
-    """Computes nothing: a step moves the clock by what it costs, each row gets its token."""
+    """Computes nothing: a step moves the clock by what it costs, each row gets its token.
 
-    def __init__(self, cost: CostProfile, clock: SimulatedClock):
+    Before each step pass `between_seconds`, which are no part of its own time.
+    """
+
+    def __init__(self, cost: CostProfile, clock: SimulatedClock, *, between_seconds: float = 0.0):
         self._cost = CostModel(cost)
         self._noise = StepNoise(cost.error)
         self._clock = clock
+        self._between_seconds = between_seconds
 
     def execute(self, plan: StepPlan) -> StepResult:
         """The result that a model would give, at the time it would give it."""
         seconds = self._cost.predict(shape_of(plan)) * self._noise.factor()
-        self._clock.seconds += seconds
+        self._clock.seconds += self._between_seconds + seconds
         rows = tuple(
             RowResult(
                 row.row,
@@ -103,10 +107,11 @@ class Simulation:
         trace: Sequence[TraceRequest],
         *,
         default_class: str = "standard",
+        between_seconds: float = 0.0,
         progress: Progress | None = None,
     ):
         self._scheduler = scheduler
-        self._executor = ClockExecutor(cost, clock)
+        self._executor = ClockExecutor(cost, clock, between_seconds=between_seconds)
         self._clock = clock
         self._trace = trace
         self._default_class = default_class
