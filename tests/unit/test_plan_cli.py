@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from octavo.cli import main as cli
+from octavo.plan.learned import step_seconds
 from octavo.plan.profile import default_profile, read_profile
+from octavo.schedule.cost import CostProfile
 from tiny import make_tiny_gguf
 
 
@@ -240,6 +242,12 @@ class TestLearn:
         assert status != 0
         assert message in err
         assert not output.exists()
+
+    def test_the_steps_between_two_texts_are_told_with_what_they_cost_by_a_profile(self) -> None:
+        later = METRICS.replace("2000.0", "2300.0").replace("1490.0", "1500.0")
+        cost = CostProfile(0.008, 0.001, 0.002, 1e-6, 0.0)
+        measured, predicted = step_seconds(cost, METRICS, later.replace(" 20.0", " 20.5"))
+        assert (measured, predicted) == pytest.approx((0.5, 10 * 0.008 + 300 * 0.001))
 
     def test_what_is_no_file_is_written_to_and_stays(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path

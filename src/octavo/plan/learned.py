@@ -46,9 +46,13 @@ def learned_profile(texts: Sequence[str], base: Profile) -> Profile:
     models = sorted({model for _, model in found})
     if len(models) > 1:
         raise InvalidRequest(f"are of several models: {', '.join(models)}", field="metrics")
-    texts_numbers = sorted((numbers for numbers, _ in found), key=lambda each: each[_STEPS, ""])
-    mean = {name: fmean(numbers[name] for numbers in texts_numbers) for name in _KNOWN}
-    scale = _scale(mean, texts_numbers[0], texts_numbers[-1])
+    moments = sorted((numbers for numbers, _ in found), key=lambda each: each[_STEPS, ""])
+    mean = {name: fmean(numbers[name] for numbers in moments) for name in _KNOWN}
+    first, last = moments[0], moments[-1]
+    if last[_STEPS, ""] - first[_STEPS, ""] < _LEAST_STEPS:
+        first = dict.fromkeys(_KNOWN, 0.0)
+    measured, predicted = _seconds(mean, first, last)
+    scale = measured / predicted if predicted > 0 else 1.0
     cost = CostProfile(
         **{name: scale * mean[_COST, name] for name in FEATURES},
         error=mean[_ERROR, ""],
@@ -59,7 +63,7 @@ def learned_profile(texts: Sequence[str], base: Profile) -> Profile:
         base,
         cost=cost,
         p90_error=cost.error,
-        steps=int(texts_numbers[-1][_STEPS, ""]),
+        steps=int(last[_STEPS, ""]),
         between_seconds=mean[_BETWEEN],
     )
     try:
@@ -68,19 +72,25 @@ def learned_profile(texts: Sequence[str], base: Profile) -> Profile:
         raise InvalidRequest(f"have impossible step times: {error}", field="metrics") from None
 
 
-def _scale(cost: _Numbers, first: _Numbers, last: _Numbers) -> float:
-    """How much longer steps took than `cost` says, from the first to the last text."""
-    steps = (_WORK, "constant")
-    began = first if last[steps] - first[steps] >= _LEAST_STEPS else dict.fromkeys(_KNOWN, 0.0)
-    done = {name: last[name] - began[name] for name in (*_COSTS.values(), (_SECONDS, ""))}
+def step_seconds(cost: CostProfile, before: str, after: str) -> tuple[float, float]:
+    """The time of all steps between two texts of /metrics, and what it is by `cost`.
+
+    Raises:
+        InvalidRequest: the texts are not of one server, or that has hardly run.
+    """
+    costs = {(_COST, name): getattr(cost, name) for name in FEATURES}
+    return _seconds(costs, _numbers(before)[0], _numbers(after)[0])
+
+
+def _seconds(cost: _Numbers, before: _Numbers, after: _Numbers) -> tuple[float, float]:
+    done = {name: after[name] - before[name] for name in (*_COSTS.values(), (_SECONDS, ""))}
     if min(done.values()) < 0:
         raise InvalidRequest(
             "are of a server that was started again in between",
             field="metrics",
             remedy="take those of one run",
         )
-    predicted = sum(cost[name] * done[work] for name, work in _COSTS.items())
-    return done[_SECONDS, ""] / predicted if predicted > 0 else 1.0
+    return done[_SECONDS, ""], sum(cost[name] * done[work] for name, work in _COSTS.items())
 
 
 def _numbers(text: str) -> tuple[_Numbers, str]:
