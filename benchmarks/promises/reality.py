@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.promises.loads import mix, open_loop, shared_prefix, varied
 from benchmarks.promises.sides import octavo
+from benchmarks.serving.company import Company
 from benchmarks.serving.connection import Target
 from benchmarks.serving.load import Job, Timetable
 from benchmarks.serving.measure import Options
@@ -99,8 +101,10 @@ def _measured(
     with octavo(options) as server:
         target = Target.parse(server.url)
         profile = given or _learned(server.url)
+        company = Company([server.process_id, *server.children()])
         before = _metrics(server.url)
         records = run(target, load, Options(), name=name).records
+        print(f"{name}: others took {company.seconds():.1f} s of CPU time", file=sys.stderr)
         seconds, predicted_seconds = step_seconds(profile.cost, before, _metrics(server.url))
     whole = [each for each in records if each.answer.failure is None and each.answer.text_seconds]
     spreads = _known(
