@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -52,6 +53,28 @@ def open_loop(requests: int = 40, rate: float = 1.0, seed: int = 0) -> Timetable
     jobs, due = [], 0.0
     for _ in range(requests):
         jobs.append(_job("standard", chance.randint(32, 512), chance.randint(16, 128), due))
+        due += chance.expovariate(rate)
+    return _numbered(jobs, seed)
+
+
+def varied(
+    rate: float = 1.0,
+    seconds: float = 40.0,
+    *,
+    longest_prompt: int = 1500,
+    longest_answer: int = 128,
+    seed: int = 0,
+) -> Timetable:
+    """Poisson arrivals of requests of very different lengths, each power of two as often."""
+    chance = random.Random(f"varied {seed}")
+    jobs: list[Job] = []
+    due = 0.0
+    while due < seconds:
+        prompt, output = (
+            round(math.exp(chance.uniform(math.log(least), math.log(most))))
+            for least, most in ((16, longest_prompt), (8, longest_answer))
+        )
+        jobs.append(_job("standard", prompt, output, due))
         due += chance.expovariate(rate)
     return _numbered(jobs, seed)
 

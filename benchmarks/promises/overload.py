@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.promises.loads import crowd
 from benchmarks.promises.report import ClassResult, kept, results_of, table
 from benchmarks.promises.sides import octavo, promises_of
+from benchmarks.serving.company import Company
 from benchmarks.serving.connection import Target
 from benchmarks.serving.load import Job
 from benchmarks.serving.measure import Options, prepare
@@ -68,6 +69,7 @@ def measure_overload(options: argparse.Namespace) -> dict[str, object]:
         rate = options.times * capacity
         processes = [server.process_id, *server.children()]
         memory = [_memory_bytes(processes)]
+        company = Company(processes)
 
         async def watched() -> Overload:
             async with asyncio.TaskGroup() as group:
@@ -78,6 +80,7 @@ def measure_overload(options: argparse.Namespace) -> dict[str, object]:
 
         found = asyncio.run(watched())
         memory.append(_memory_bytes(processes))
+        others_seconds = company.seconds()
     results = results_of(found.records, promises)
     goodput = found.goodput(promises)
     print(f"\n{rate:.2f} requests/s for {found.seconds:.0f} s\n{table(results)}")
@@ -88,6 +91,7 @@ def measure_overload(options: argparse.Namespace) -> dict[str, object]:
         f"{capacity_goodput:.2f} at capacity\n"
         "memory before, after half of the time and at the end: "
         + ", ".join(f"{each / 2**20:.0f} MB" for each in memory)
+        + f"\nothers took {others_seconds:.1f} s of CPU time"
     )
     return {
         "overload": {
@@ -101,6 +105,7 @@ def measure_overload(options: argparse.Namespace) -> dict[str, object]:
             "retries_admitted": found.retries_admitted,
             "goodput": goodput,
             "memory_bytes": memory,
+            "others_cpu_seconds": others_seconds,
         }
     }
 

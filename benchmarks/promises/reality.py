@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from benchmarks.promises.loads import crowd, mix, open_loop, shared_prefix
+from benchmarks.promises.loads import mix, open_loop, shared_prefix, varied
 from benchmarks.promises.sides import octavo
+from benchmarks.serving.company import Company
 from benchmarks.serving.connection import Target
 from benchmarks.serving.load import Job, Timetable
 from benchmarks.serving.measure import Options
@@ -20,7 +22,7 @@ from benchmarks.serving.run import run
 
 from octavo.core.settings import Settings
 from octavo.core.settings_load import load_settings
-from octavo.plan.learned import learned_profile
+from octavo.plan.learned import learned_profile, step_seconds
 from octavo.plan.profile import Profile, default_profile, read_profile
 from octavo.plan.records import Record
 from octavo.plan.setup import build_scheduler, plan_cache
@@ -32,7 +34,7 @@ LOADS: dict[str, Callable[[int], Timetable]] = {
     "open loop": lambda seed: open_loop(seed=seed),
     "shared prefix": lambda seed: shared_prefix(seed=seed),
 }
-CALIBRATION_LOAD = crowd(1.0, 60.0, seed=9)
+CALIBRATION_LOAD = varied(seed=1009)
 _SAMPLE_SECONDS = 2.0
 _SETTLED_SAMPLES = 5
 _BLOCK_TOKENS = 32
@@ -50,61 +52,92 @@ class Figure:
     ratio: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What one run found, measured or simulated; `step_seconds` is the time of all steps."""
+
+    step_seconds: float
+    spreads: dict[str, Spread]
+
+
 def measure_reality(options: argparse.Namespace) -> dict[str, object]:
     """Print how far the simulator is from the server; the numbers."""
     flags = [f"compute.threads={options.threads}", *options.set]
     settings = load_settings(environment={}, flags=flags).settings
-    profile = _learned(options) if options.profile is None else read_profile(options.profile)
+    given = None if options.profile is None else read_profile(options.profile)
     figures: list[Figure] = []
-    print(profile.to_json())
-    print(f"{'load':<16}{'figure':<18}{'measured':>10}{'simulated':>11}{'ratio':>7}")
+    profiles: list[Profile] = []
+    print(f"{'load':<16}{'figure':<18}{'measured':>12}{'simulated':>12}{'ratio':>7}")
     for name, make in LOADS.items():
-        real: list[dict[str, Spread]] = []
-        simulated: list[dict[str, Spread]] = []
+        measured: list[_Side] = []
+        simulated: list[_Side] = []
         for seed in range(options.runs):
             load = make(seed)
-            real.append(_measured(options, load, f"{name} {seed + 1}"))
-            simulated.append(simulate(settings, profile, load))
-        for figure in _figures(name, real, simulated):
+            profile, real, predicted_seconds = _measured(options, given, load, f"{name} {seed + 1}")
+            profiles.append(profile)
+            measured.append(real)
+            simulated.append(_Side(predicted_seconds, simulate(settings, profile, load)))
+        for figure in _figures(name, measured, simulated):
             figures.append(figure)
             print(
-                f"{figure.load:<16}{figure.figure:<18}{1000 * figure.measured:>7.0f} ms"
-                f"{1000 * figure.simulated:>8.0f} ms{figure.ratio:>7.2f}",
+                f"{figure.load:<16}{figure.figure:<18}{1000 * figure.measured:>9.0f} ms"
+                f"{1000 * figure.simulated:>9.0f} ms{figure.ratio:>7.2f}",
                 flush=True,
             )
-    return {"reality": [asdict(figure) for figure in figures]}
+    return {
+        "reality": [asdict(figure) for figure in figures],
+        "profiles": [asdict(profile) for profile in profiles],
+    }
 
 
-def _learned(options: argparse.Namespace) -> Profile:
-    """What a server learns from a load that is none of those compared here."""
-    texts: list[str] = []
-    is_over = threading.Event()
+def _measured(
+    options: argparse.Namespace, given: Profile | None, load: Timetable, name: str
+) -> tuple[Profile, _Side, float]:
+    """A run; the profile it is simulated with, and the time of its steps by that profile.
 
-    def watch(url: str) -> None:
-        while not is_over.wait(_SAMPLE_SECONDS):
-            with suppress(OSError), urllib.request.urlopen(f"{url}/metrics") as answer:
-                texts.append(answer.read().decode())
-
+    Where none is given, the server learns one just before: the speed of machines changes within
+    minutes. It learns from a load that is none of those compared here.
+    """
     with octavo(options) as server:
-        watcher = threading.Thread(target=watch, args=(server.url,))
-        watcher.start()
-        try:
-            run(Target.parse(server.url), CALIBRATION_LOAD, Options(), name="calibration")
-        finally:
-            is_over.set()
-            watcher.join()
-    return learned_profile(texts[_SETTLED_SAMPLES:], default_profile())
-
-
-def _measured(options: argparse.Namespace, load: Timetable, name: str) -> dict[str, Spread]:
-    with octavo(options) as server:
-        records = run(Target.parse(server.url), load, Options(), name=name).records
+        target = Target.parse(server.url)
+        profile = given or _learned(server.url)
+        company = Company([server.process_id, *server.children()])
+        before = _metrics(server.url)
+        records = run(target, load, Options(), name=name).records
+        print(f"{name}: others took {company.seconds():.1f} s of CPU time", file=sys.stderr)
+        seconds, predicted_seconds = step_seconds(profile.cost, before, _metrics(server.url))
     whole = [each for each in records if each.answer.failure is None and each.answer.text_seconds]
-    return _known(
+    spreads = _known(
         TTFT=Spread.of(each.answer.text_seconds[0] - each.due_seconds for each in whole),
         TPOT=Spread.of(each for each in map(tpot_of, whole) if each is not None),
         **{"end to end": Spread.of(each.answer.end_seconds - each.due_seconds for each in whole)},
     )
+    return profile, _Side(seconds, spreads), predicted_seconds
+
+
+def _learned(url: str) -> Profile:
+    texts: list[str] = []
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(_SAMPLE_SECONDS):
+            with suppress(OSError):
+                texts.append(_metrics(url))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run(Target.parse(url), CALIBRATION_LOAD, Options(), name="calibration")
+    finally:
+        is_over.set()
+        watcher.join()
+    return learned_profile([*texts[_SETTLED_SAMPLES:], _metrics(url)], default_profile())
+
+
+def _metrics(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        text: str = answer.read().decode()
+    return text
 
 
 def simulate(settings: Settings, profile: Profile, load: Timetable) -> dict[str, Spread]:
@@ -112,7 +145,9 @@ def simulate(settings: Settings, profile: Profile, load: Timetable) -> dict[str,
     clock = SimulatedClock()
     scheduler = build_scheduler(settings, plan_cache(settings, profile), profile.cost, clock)
     trace = [traced(job) for job in load.jobs()]
-    simulation = Simulation(scheduler, profile.cost, clock, trace)
+    simulation = Simulation(
+        scheduler, profile.cost, clock, trace, between_seconds=profile.between_seconds
+    )
     simulation.run()
     records = [each for each in simulation.records if each.first_token_seconds is not None]
     return _known(
@@ -155,16 +190,26 @@ def _known(**spreads: Spread | None) -> dict[str, Spread]:
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
-def _figures(
-    load: str, real: list[dict[str, Spread]], simulated: list[dict[str, Spread]]
-) -> list[Figure]:
-    found = []
-    for figure in real[0]:
+def _figures(load: str, measured: list[_Side], simulated: list[_Side]) -> list[Figure]:
+    """Of percentiles, and of the time that the same steps took and were to take."""
+    found = [
+        _figure(
+            load,
+            "all steps",
+            (each.step_seconds for each in measured),
+            (each.step_seconds for each in simulated),
+        )
+    ]
+    for name in measured[0].spreads:
         for percentile in _PERCENTILES:
-            measured, guessed = (
-                statistics.mean(getattr(each[figure], percentile) for each in side)
-                for side in (real, simulated)
+            sides = (
+                [getattr(each.spreads[name], percentile) for each in side]
+                for side in (measured, simulated)
             )
-            ratio = guessed / max(measured, 1e-9)
-            found.append(Figure(load, f"{figure} {percentile}", measured, guessed, ratio))
+            found.append(_figure(load, f"{name} {percentile}", *sides))
     return found
+
+
+def _figure(load: str, name: str, measured: Iterable[float], simulated: Iterable[float]) -> Figure:
+    real, guessed = statistics.mean(measured), statistics.mean(simulated)
+    return Figure(load, name, real, guessed, guessed / max(real, 1e-9))

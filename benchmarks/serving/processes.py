@@ -20,7 +20,7 @@ OCTAVO = (sys.executable, "-P", "-c", "from octavo.cli.main import main; main()"
 START_SECONDS = 120.0
 END_SECONDS = 30.0
 _POLL_SECONDS = 0.05
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 Ready = Callable[[Path], str | None]
 """Tells a server's address from the file of its log, or None as long as it is not ready."""
@@ -189,8 +189,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def cpu_seconds(process_id: int) -> float:
+def cpu_seconds(process_id: int, *, proc: Path = Path("/proc")) -> float:
     """User and system time of a process's threads so far, in steps of a clock tick (10 ms)."""
     # The name, in brackets, may hold spaces; the fields after it do not.
-    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+    fields = (proc / str(process_id) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND

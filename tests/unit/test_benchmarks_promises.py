@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from benchmarks.promises.loads import crowd, long_prompt, mix, shared_prefix
+from benchmarks.promises.loads import crowd, long_prompt, mix, shared_prefix, varied
 from benchmarks.promises.overload import overload
 from benchmarks.promises.reality import simulate, traced
 from benchmarks.promises.report import results_of, table
@@ -95,6 +95,16 @@ def test_what_was_kept_is_a_share_of_what_was_offered() -> None:
     assert "3/4" in table([realtime, batch])
 
 
+def test_varied_requests_are_short_and_long() -> None:
+    jobs = varied(seconds=200.0, seed=2).jobs()
+    assert jobs == varied(seconds=200.0, seed=2).jobs()
+    assert len(jobs) == pytest.approx(200, rel=0.25)
+    prompts = [job.prompt_tokens for job in jobs]
+    assert 16 <= min(prompts) < 32
+    assert 1000 < max(prompts) <= 1500
+    assert {job.service_class for job in jobs} == {"standard"}
+
+
 def test_the_simulator_gets_the_same_requests() -> None:
     settings = load_settings(environment={}).settings
     found = simulate(settings, default_profile(), long_prompt(streams=2, prompt_tokens=600))
@@ -123,6 +133,7 @@ def test_jobs_name_their_class_and_share_their_beginning(server: Server) -> None
     assert measured.summary.whole == 3
     assert measured.summary.cached_tokens >= 32
     assert server.metric("octavo_offered_requests_total", service_class="realtime") >= 3
+    assert server.metric("octavo_step_work_total", per="token") >= 40
 
 
 def test_who_is_refused_comes_back_when_told(

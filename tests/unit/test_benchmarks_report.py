@@ -14,6 +14,7 @@ import pytest
 from benchmarks.engine_death import Death
 from benchmarks.frontend_cost import Served, Work, cost_of
 from benchmarks.serving.answers import Answer, Failure
+from benchmarks.serving.company import Company
 from benchmarks.serving.load import Job, Lengths, Load
 from benchmarks.serving.pace import Record
 from benchmarks.serving.processes import (
@@ -239,3 +240,22 @@ def test_the_peer_is_started_with_what_it_needs_and_ended(tmp_path: Path) -> Non
     assert pairs["--threads"] == "2"
     assert pairs["--flash-attn"] == "on"
     assert running.url == f"http://127.0.0.1:{pairs['--port']}"
+
+
+def test_what_others_took_is_all_but_idle_time_and_ones_own(tmp_path: Path) -> None:
+    def tell(processor: str, own: int, server: int) -> None:
+        (tmp_path / "stat").write_text(f"cpu  {processor}\ncpu0 1 2 3\n")
+        for process, ticks in ((os.getpid(), own), (77, server)):
+            (tmp_path / str(process)).mkdir(exist_ok=True)
+            fields = " ".join(["0"] * 10)
+            (tmp_path / str(process) / "stat").write_text(f"1 (a b) S {fields} {ticks} 0 0")
+
+    ticks = os.sysconf("SC_CLK_TCK")
+    tell("100 0 0 5000 10 0 0 0 50 0", own=20, server=30)
+    company = Company([77], proc=tmp_path)
+    # 9 s were busy, of which 3 s were our own and 4 s of the server; guests are in the first.
+    busy = f"{100 + 3 * ticks} {ticks} {2 * ticks} 9000 400 {ticks} {ticks} {ticks} 900 0"
+    tell(busy, own=20 + 3 * ticks, server=30 + 4 * ticks)
+    assert company.seconds() == pytest.approx(2.0)
+    tell("100 0 0 5000 10 0 0 0 50 0", own=40, server=30)
+    assert company.seconds() == 0.0

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from octavo.cli import main as cli
+from octavo.plan.learned import step_seconds
 from octavo.plan.profile import default_profile, read_profile
+from octavo.schedule.cost import CostProfile
 from tiny import make_tiny_gguf
 
 
@@ -151,6 +153,12 @@ octavo_step_cost_seconds{model_name="m",per="decode_row"} 0.002
 octavo_step_cost_seconds{model_name="m",per="past_token"} 1e-06
 octavo_step_cost_seconds{model_name="m",per="chunk_square"} 0.0
 octavo_step_cost_seconds{model_name="m",per="between"} 0.004
+octavo_step_work_total{model_name="m",per="constant"} 1490.0
+octavo_step_work_total{model_name="m",per="token"} 2000.0
+octavo_step_work_total{model_name="m",per="decode_row"} 1540.0
+octavo_step_work_total{model_name="m",per="past_token"} 3e+06
+octavo_step_work_total{model_name="m",per="chunk_square"} 2e+06
+octavo_engine_work_seconds_total{model_name="m"} 20.0
 octavo_prediction_error{model_name="m"} 0.06
 octavo_engine_steps_total{model_name="m"} 1500.0
 """
@@ -170,7 +178,8 @@ class TestLearn:
     def test_the_step_times_of_a_server_become_a_profile(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
-        later = METRICS.replace("0.008", "0.016").replace("1500.0", "1700.0")
+        later = METRICS.replace("0.008", "0.016").replace("1500.0", "1690.0")
+        later = later.replace("1490.0", "1680.0").replace(" 20.0", " 24.56")
         status, err, output = self.learn(capsys, tmp_path, METRICS, later)
         assert status == 0
         assert err.startswith("m has the memory of SmolLM2-135M")
@@ -178,14 +187,24 @@ class TestLearn:
         assert profile.cost == dataclasses.replace(
             base.cost,
             model="m",
-            constant=0.016,
-            token=0.001,
-            decode_row=0.002,
-            past_token=1e-6,
+            # Between the texts steps took twice what the means of their parts say.
+            constant=pytest.approx(2 * 0.012),
+            token=pytest.approx(2 * 0.001),
+            decode_row=pytest.approx(2 * 0.002),
+            past_token=pytest.approx(2e-6),
             chunk_square=0.0,
             error=0.06,
         )
-        assert (profile.steps, profile.engine) == (1700, base.engine)
+        assert profile.between_seconds == 0.004
+        assert (profile.steps, profile.engine) == (1690, base.engine)
+
+    @pytest.mark.parametrize("seconds", [20.0, 40.0])
+    def test_one_text_is_scaled_to_all_steps_since_the_start(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, seconds: float
+    ) -> None:
+        text = METRICS.replace(" 20.0", f" {seconds}")
+        _, _, output = self.learn(capsys, tmp_path, text, text)
+        assert read_profile(output).cost.token == pytest.approx(0.001 * seconds / 20.0)
 
     @pytest.mark.parametrize(
         ("texts", "message"),
@@ -198,13 +217,17 @@ class TestLearn:
             ([METRICS.replace("0.008", "NaN")], "have impossible step times"),
             ([METRICS.replace("0.008", "-1")], "have impossible step times"),
             ([METRICS, METRICS.replace('"m"', '"n"')], "are of several models: m, n"),
+            (
+                [re.sub(r"1[45][09]0\.0", "9000.0", METRICS).replace("2000.0", "10.0"), METRICS],
+                "started again in between",
+            ),
             ([METRICS + METRICS.replace('"m"', '"n"')], "are of several engines"),
             ([METRICS + METRICS], "are of several engines"),
             (
                 [re.sub(r"(?m)(cost.*) .*$", r"\1 0", METRICS)],
                 "constant: must not be 0 together with token",
             ),
-            ([re.sub(r"(?m)(cost.*) .*$", r"\1 600", METRICS)], "must be a number from 0 to 1000"),
+            ([METRICS.replace(" 20.0", " 1e9")], "must be a number from 0 to 1000"),
             ([METRICS.replace("1500.0", "1e300")], "steps: must be a whole number"),
         ],
     )
@@ -219,6 +242,12 @@ class TestLearn:
         assert status != 0
         assert message in err
         assert not output.exists()
+
+    def test_the_steps_between_two_texts_are_told_with_what_they_cost_by_a_profile(self) -> None:
+        later = METRICS.replace("2000.0", "2300.0").replace("1490.0", "1500.0")
+        cost = CostProfile(0.008, 0.001, 0.002, 1e-6, 0.0)
+        measured, predicted = step_seconds(cost, METRICS, later.replace(" 20.0", " 20.5"))
+        assert (measured, predicted) == pytest.approx((0.5, 10 * 0.008 + 300 * 0.001))
 
     def test_what_is_no_file_is_written_to_and_stays(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -72,6 +72,24 @@ def test_a_long_simulation_keeps_its_predictions() -> None:
         assert learned[name] == pytest.approx(getattr(profile.cost, name), rel=0.15)
 
 
+def test_the_work_of_all_steps_is_summed_up_whatever_the_fit_makes_of_it() -> None:
+    cost = CostModel(TRUTH)
+    for _ in range(3):
+        shape = StepShape()
+        shape.add_decodes(2, 300)
+        shape.add_chunk(10, 5)
+        cost.observe(shape, 0.5)
+    cost.observe(StepShape(tokens=1), -1.0)
+    assert cost.observed_seconds == 1.5
+    assert cost.work() == {
+        "constant": 3,
+        "token": 36,
+        "decode_row": 6,
+        "past_token": 1050,
+        "chunk_square": 306,
+    }
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-160, 1e9, float("nan"), float("inf")])
 def test_times_that_no_step_can_take_are_not_learned(seconds: float) -> None:
     cost = CostModel(CostProfile(0.006, 0.001, 0.0005, 1e-6, 1e-6))

@@ -29,6 +29,7 @@ PROFILE = Profile(
     p90_error=0.1,
     steps=40,
     engine=EngineFacts(2, 4096, 30, 768, 1 << 28),
+    between_seconds=0.003,
 )
 SIZE = CacheSize(pages=512, page_tokens=16, context_tokens=4096)
 

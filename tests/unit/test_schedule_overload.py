@@ -67,13 +67,12 @@ class Outcome:
         return sum(kept) / max(len(kept), 1)
 
 
-def arrivals(rate: float) -> list[Request]:
-    """A fifth of the requests is realtime."""
+def arrivals(rate: float, realtime_share: float) -> list[Request]:
     chance = random.Random(7)
     found: list[Request] = []
     due = 1.0
     while due < SECONDS:
-        realtime = chance.random() < 0.2
+        realtime = chance.random() < realtime_share
         low, high = (32, 96) if realtime else (64, 320)
         number = len(found)
         asked = request(
@@ -87,7 +86,7 @@ def arrivals(rate: float) -> list[Request]:
     return found
 
 
-def run(rate: float) -> Outcome:
+def run(rate: float, realtime_share: float = 0.2) -> Outcome:
     """Who is refused comes back once, in as many seconds as it was told."""
     clock = SimulatedClock()
     scheduler = Scheduler(
@@ -101,7 +100,8 @@ def run(rate: float) -> Outcome:
     )
     executor = ClockExecutor(COST, clock)
     due = [
-        (asked.arrival_seconds, number, asked, False) for number, asked in enumerate(arrivals(rate))
+        (asked.arrival_seconds, number, asked, False)
+        for number, asked in enumerate(arrivals(rate, realtime_share))
     ]
     heapq.heapify(due)
     outcome = Outcome([], len(due), 0, 0, 0)
@@ -147,11 +147,17 @@ def test_promises_and_told_times_hold_at_three_times_the_capacity() -> None:
     assert beyond.largest_queue < 64
 
 
+def test_a_burst_does_not_shut_out_whoever_comes_after_it() -> None:
+    beyond = run(6.0, realtime_share=0.5)
+    assert beyond.kept_share("realtime") >= 0.87
+    assert beyond.retries_taken == beyond.retries > 20
+
+
 def test_nobody_is_expected_any_more_after_the_told_time() -> None:
-    driven = Driver(pages=64, page_tokens=4, classes=(ServiceClass("fast", 0.5),))
+    driven = Driver(pages=64, page_tokens=4, classes=(ServiceClass("slow", 2.0),))
     scheduler = driven.scheduler
     scheduler._lanes[0].tickets.give(1, 1000, 1.0, driven.now_seconds)
     driven.wait(1.0)
-    assert scheduler.class_loads()["fast"].wait_seconds > 0
+    assert scheduler.class_loads()["slow"].wait_seconds > 0
     driven.wait(10.0)
-    assert scheduler.class_loads()["fast"].wait_seconds == 0
+    assert scheduler.class_loads()["slow"].wait_seconds == 0

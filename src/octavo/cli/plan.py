@@ -177,8 +177,7 @@ def learn(metrics: tuple[IO[str], ...], profile_path: Path | None, output: Path)
 
     METRICS is what its /metrics says, - for standard input; of several the mean is taken. What the
     server does beside the model, and what else runs on its machine, is in these times; all else is
-    that of --profile. Made for replays: an engine that begins with it would count twice what passes
-    between its steps.
+    that of --profile.
     """
     from octavo.plan.learned import learned_profile
     from octavo.plan.profile import default_profile, read_profile

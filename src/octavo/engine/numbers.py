@@ -72,6 +72,8 @@ class StatsSource:
             predicted_seconds=metrics.predicted_seconds.value,
             prediction_error=scheduler.cost.error,
             step_cost={**scheduler.cost.learned(), "between": scheduler.between_seconds},
+            step_work=scheduler.cost.work(),
+            work_seconds=scheduler.cost.observed_seconds,
             row_seconds=metrics.row_seconds.value,
             max_rows=self._max_rows,
             step_seconds=Buckets(tuple(steps.bounds), tuple(steps.counts), steps.total),

@@ -209,6 +209,12 @@ class ServingMetrics(CallObserver):
             per=stats.step_cost,
         )
         yield self._by(
+            CounterMetricFamily,
+            "octavo_step_work",
+            "What the steps that were learned from have done, by what their time is spent on",
+            per=stats.step_work,
+        )
+        yield self._by(
             GaugeMetricFamily,
             "octavo_memory_bytes",
             "The most that a part of the engine may hold",
@@ -337,6 +343,7 @@ _ENGINE_COUNTERS = {
     "copied_pages": "Pages copied for answers of equal prompts",
     "evicted_pages": "Cached pages given up",
     "predicted_seconds": "Time that steps were expected to take",
+    "work_seconds": "Time of the steps that were learned from",
     "row_seconds": "Rows times wall time, over all steps",
     "idle_seconds": "Time without a step",
     "kv_released_bytes": "Memory of the KV cache that went back to the system",

@@ -64,10 +64,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     clock. `rss_bytes` is resident memory, `pss_bytes` the same with shared pages divided among
     their processes (0 where the system does not tell). `predicted_seconds` is what the steps were
     expected to take, `prediction_error` the usual relative error of late, and `step_cost` what was
-    learned of them: seconds by what they are spent on, `between` two steps too. `row_seconds` sums
-    rows × time over steps, of `max_rows` possible. `kv_backed_bytes` is the memory behind the KV
-    cache, `kv_released_bytes` what went back to the system, and `pressure_releases` how often that
-    was because the control group ran short.
+    learned of them: seconds by what they are spent on, `between` two steps too. `step_work` counts
+    what the steps that were learned from did of each, and they took `work_seconds`. `row_seconds`
+    sums rows × time over steps, of `max_rows` possible. `kv_backed_bytes` is the memory behind the
+    KV cache, `kv_released_bytes` what went back to the system, and `pressure_releases` how often
+    that was because the control group ran short.
     """
 
     at_seconds: float
@@ -99,6 +100,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     predicted_seconds: float
     prediction_error: float
     step_cost: dict[str, float]
+    step_work: dict[str, int]
+    work_seconds: float
     row_seconds: float
     max_rows: int
     step_seconds: Buckets

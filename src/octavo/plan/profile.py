@@ -39,19 +39,26 @@ class EngineFacts:
 class Profile:
     """A step cost fitted to `steps` measured steps, and its engine.
 
-    `cost.error` is the median, `p90_error` the 90th percentile of the errors of those steps,
-    relative to their measured time; of what a server has learned both are the usual error of late.
-    The file is also one of `schedule.cost.read_profile`.
+    `between_seconds` pass between two steps, where one follows the other; a calibration, which has
+    nobody to talk to, leaves them in the constant. `cost.error` is the median, `p90_error` the 90th
+    percentile of the errors of those steps, relative to their measured time; of what a server has
+    learned both are the usual error of late. The file is also one of `schedule.cost.read_profile`.
     """
 
     cost: CostProfile
     p90_error: float
     steps: int
     engine: EngineFacts
+    between_seconds: float = 0.0
 
     def to_json(self) -> str:
         """The content of a profile file."""
-        more = {"p90_error": self.p90_error, "steps": self.steps, "engine": asdict(self.engine)}
+        more = {
+            "between": self.between_seconds,
+            "p90_error": self.p90_error,
+            "steps": self.steps,
+            "engine": asdict(self.engine),
+        }
         return json.dumps({"format": FORMAT, **asdict(self.cost), **more}, indent=2) + "\n"
 
 
@@ -99,6 +106,7 @@ def parse_profile(data: bytes, source: str) -> Profile:
         cost=_cost(values),
         p90_error=values.number("p90_error"),
         steps=values.count("steps"),
+        between_seconds=values.number("between", 0.0),
         engine=EngineFacts(
             **{each.name: engine.count(each.name, each.default) for each in fields(EngineFacts)}
         ),
@@ -151,8 +159,8 @@ class _Values:
             raise self.wrong(name, "must be a whole number of at least 1")
         return value
 
-    def number(self, name: str) -> float:
-        value = self._content.get(name)
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._content.get(name, default)
         if (
             isinstance(value, (int, float))
             and not isinstance(value, bool)

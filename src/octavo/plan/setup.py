@@ -101,7 +101,14 @@ def simulate(
     """
     clock = SimulatedClock()
     scheduler = build_scheduler(settings, plan_cache(settings, profile), profile.cost, clock)
-    simulation = Simulation(scheduler, profile.cost, clock, trace, progress=progress)
+    simulation = Simulation(
+        scheduler,
+        profile.cost,
+        clock,
+        trace,
+        between_seconds=profile.between_seconds,
+        progress=progress,
+    )
     simulation.run()
     return make_report(
         simulation.records,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -24,7 +23,6 @@ _MAX_WAITS = 10_000
 _PROGRESS_STEPS = 512
 _MEDIAN_DEVIATIONS = 0.6745
 """The median of absolute errors, in standard deviations of a normal distribution."""
-_PERSISTENCE = 0.97
 _LEAST_FACTOR = 0.5
 
 
@@ -39,40 +37,45 @@ class SimulatedClock:
 
 
 class StepNoise:
-    """By what factor steps differ from their cost: the same factors each time, about 1 on average.
+    """By what factor steps differ from their cost: the same factors each time.
 
-    As on real machines, half of the variance is of each step alone and half stays for some dozens
-    of steps (a first-order autoregressive process). `error` is the median relative error, as a
-    profile has it.
+    `error` is the median relative error, as a profile has it. Each deviation is followed by its
+    opposite (antithetic variates), so that no stretch of the simulation is on a faster or slower
+    machine than another: a busy one of a few dozen steps would decide the percentiles.
     """
 
     def __init__(self, error: float):
-        self._deviation = error / _MEDIAN_DEVIATIONS
+        self._standard_deviation = error / _MEDIAN_DEVIATIONS
         self._chance = random.Random("step noise")
-        self._slow = self._chance.gauss()
+        self._opposite: float | None = None
 
     def factor(self) -> float:
         """Of the next step."""
-        if not self._deviation:
-            return 1.0
-        fresh = math.sqrt(1.0 - _PERSISTENCE**2)
-        self._slow = _PERSISTENCE * self._slow + fresh * self._chance.gauss()
-        both = (self._slow + self._chance.gauss()) * math.sqrt(0.5)
-        return max(1.0 + self._deviation * both, _LEAST_FACTOR)
+        deviation = self._opposite
+        if deviation is None:
+            deviation = self._standard_deviation * self._chance.gauss()
+            self._opposite = -deviation
+        else:
+            self._opposite = None
+        return max(1.0 + deviation, _LEAST_FACTOR)
 
 
 class ClockExecutor:
-    """Computes nothing: a step moves the clock by what it costs, each row gets its token."""
+    """Computes nothing: a step moves the clock by what it costs, each row gets its token.
 
-    def __init__(self, cost: CostProfile, clock: SimulatedClock):
+    Before each step pass `between_seconds`, which are no part of its own time.
+    """
+
+    def __init__(self, cost: CostProfile, clock: SimulatedClock, *, between_seconds: float = 0.0):
         self._cost = CostModel(cost)
         self._noise = StepNoise(cost.error)
         self._clock = clock
+        self._between_seconds = between_seconds
 
     def execute(self, plan: StepPlan) -> StepResult:
         """The result that a model would give, at the time it would give it."""
         seconds = self._cost.predict(shape_of(plan)) * self._noise.factor()
-        self._clock.seconds += seconds
+        self._clock.seconds += self._between_seconds + seconds
         rows = tuple(
             RowResult(
                 row.row,
@@ -103,10 +106,11 @@ class Simulation:
         trace: Sequence[TraceRequest],
         *,
         default_class: str = "standard",
+        between_seconds: float = 0.0,
         progress: Progress | None = None,
     ):
         self._scheduler = scheduler
-        self._executor = ClockExecutor(cost, clock)
+        self._executor = ClockExecutor(cost, clock, between_seconds=between_seconds)
         self._clock = clock
         self._trace = trace
         self._default_class = default_class

@@ -121,6 +121,9 @@ class CostModel:
 
     def __init__(self, profile: CostProfile | None = None, *, weight_bytes: int | None = None):
         self.observations = 0
+        self.observed = StepShape()
+        """The sum of all shapes that were learned from; their steps took `observed_seconds`."""
+        self.observed_seconds = 0.0
         self.error = 0.25 if profile is None else max(profile.error, 0.01)
         """Usual relative error of a prediction, measured before each fit."""
         self.overrun = min(3 * self.error, 0.25)
@@ -170,6 +173,7 @@ class CostModel:
         """Learn from a step; times that no step can take are ignored."""
         if not (1e-9 < seconds < 1e6) or shape.tokens < 1:
             return
+        self._sum_up(shape, seconds)
         predicted = self.predict(shape)
         if self._scale_prior:
             self._scale_prior = False
@@ -182,7 +186,6 @@ class CostModel:
         residual = 1.0 - fitted / seconds
         bound = _CLIPPED_ERRORS * max(self.error, 0.02)
         clipped = min(max(residual, -bound), bound)
-        self.observations += 1
         constant, token, decode_row, past_token, chunk_square = _SCALES
         self._fit.observe(
             (
@@ -213,9 +216,30 @@ class CostModel:
         values = zip(FEATURES, self._fit.theta, _SCALES, strict=True)
         return {name: value * scale for name, value, scale in values}
 
+    def work(self) -> dict[str, int]:
+        """How often what each feature counts was done in the steps that were learned from."""
+        done = self.observed
+        counts = (
+            self.observations,
+            done.tokens,
+            done.decode_rows,
+            done.past_tokens,
+            done.chunk_square,
+        )
+        return dict(zip(FEATURES, counts, strict=True))
+
     def profile(self, *, machine: str = "", model: str = "") -> CostProfile:
         """The present state, to be stored."""
         return CostProfile(**self.learned(), error=self.error, machine=machine, model=model)
+
+    def _sum_up(self, shape: StepShape, seconds: float) -> None:
+        done = self.observed
+        self.observations += 1
+        self.observed_seconds += seconds
+        done.tokens += shape.tokens
+        done.decode_rows += shape.decode_rows
+        done.past_tokens += shape.past_tokens
+        done.chunk_square += shape.chunk_square
 
     def _note_error(self, residual: float) -> None:
         # What is far out moves the published error no more than it moves the fit.

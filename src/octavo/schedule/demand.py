@@ -7,6 +7,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+LEAST_RETRY_SECONDS = 1.0
+"""Nobody is told to come back sooner."""
 MOST_RETRY_SECONDS = 60.0
 """Nobody is told to wait longer, and no room is kept beyond: clients who never come back would make
 an idle class refuse others for as long."""
@@ -130,10 +132,10 @@ class Tickets:
         """
         held = self._tickets.get(asked)
         if held is not None:
-            return max(held.due_seconds - now_seconds, 1.0)
+            return max(held.due_seconds - now_seconds, LEAST_RETRY_SECONDS)
         if wait_seconds > MOST_RETRY_SECONDS:
             return MOST_RETRY_SECONDS
-        told_seconds = float(max(math.ceil(wait_seconds), 1))
+        told_seconds = max(float(math.ceil(wait_seconds)), LEAST_RETRY_SECONDS)
         if len(self._tickets) < _MOST_TICKETS:
             due_seconds = now_seconds + told_seconds
             self._tickets[asked] = _Ticket(tokens, service_seconds, due_seconds)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from octavo.core.errors import Overloaded
 from octavo.core.request import Request
+from octavo.schedule.demand import LEAST_RETRY_SECONDS
 from octavo.schedule.forecast import Forecast
 from octavo.schedule.lane import Lane
 from octavo.schedule.step_draft import Chunk
@@ -23,8 +24,9 @@ _SOON_SECONDS = 2.0
 class _Outlook:
     """What a request would find in a class: prompt tokens before it, and how long they take.
 
-    Those who were told to come back soon are among them. `queued_tokens` and `queued_requests` have
-    no row yet.
+    Those who were told to come back within the target of the class are among them; if it is shorter
+    than anybody is told, they only take places in the queue. `queued_tokens` and `queued_requests`
+    have no row yet.
     """
 
     queued_requests: float
@@ -94,11 +96,15 @@ def outlook_of(lane: Lane, forecast: Forecast, now_seconds: float) -> _Outlook:
     coming, coming_tokens = 0.0, 0.0
     if len(lane.tickets):
         coming, coming_tokens = lane.tickets.expected(now_seconds + soon)
+    queued_requests, queued_tokens = lane.waiting + coming, lane.waiting_tokens + coming_tokens
+    if soon < LEAST_RETRY_SECONDS:
+        # Who is told now to come back finds those served whom so short a target lets in. Were they
+        # kept waiting for, a burst of a few would have everybody refused who comes after it.
+        coming = coming_tokens = 0.0
     token_seconds = forecast.token_seconds(lane, coming)
-    queued_tokens = lane.waiting_tokens + coming_tokens
-    tokens = queued_tokens + sum(each.pending for each in lane.prefilling)
+    tokens = lane.waiting_tokens + coming_tokens + sum(each.pending for each in lane.prefilling)
     return _Outlook(
-        queued_requests=lane.waiting + coming,
+        queued_requests=queued_requests,
         queued_tokens=queued_tokens,
         wait_seconds=tokens * token_seconds,
         token_seconds=token_seconds,
