@@ -184,17 +184,17 @@ class TestLearn:
         assert status == 0
         assert err.startswith("m has the memory of SmolLM2-135M")
         profile, base = read_profile(output), default_profile()
-        assert profile.cost == dataclasses.replace(
-            base.cost,
-            model="m",
+        assert dataclasses.asdict(profile.cost) == {
+            **dataclasses.asdict(base.cost),
+            "model": "m",
             # Between the texts steps took twice what the means of their parts say.
-            constant=pytest.approx(2 * 0.012),
-            token=pytest.approx(2 * 0.001),
-            decode_row=pytest.approx(2 * 0.002),
-            past_token=pytest.approx(2e-6),
-            chunk_square=0.0,
-            error=0.06,
-        )
+            "constant": pytest.approx(2 * 0.012),
+            "token": pytest.approx(2 * 0.001),
+            "decode_row": pytest.approx(2 * 0.002),
+            "past_token": pytest.approx(2e-6),
+            "chunk_square": 0.0,
+            "error": 0.06,
+        }
         assert profile.between_seconds == 0.004
         assert (profile.steps, profile.engine) == (1690, base.engine)
 
