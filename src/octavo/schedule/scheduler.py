@@ -17,6 +17,7 @@ from octavo.memory.waste import Waste, measure_waste
 from octavo.schedule.accept import check_fits
 from octavo.schedule.audit import audit_ledger
 from octavo.schedule.batching import Batching
+from octavo.schedule.between import Between
 from octavo.schedule.cost import CostModel, CostProfile
 from octavo.schedule.counters import ClassCounters, ClassLoad, SchedulerCounters
 from octavo.schedule.events import Decision, Starved
@@ -30,9 +31,6 @@ from octavo.schedule.results import take_results
 from octavo.schedule.rows import Rows
 from octavo.schedule.sequence import Sequence, tenant_salt
 from octavo.schedule.step_view import StepLimits, StepView
-
-_LEARNING = 0.1
-_LONGEST_BETWEEN_SECONDS = 0.02
 
 
 class Scheduler:
@@ -128,8 +126,7 @@ class Scheduler:
         self._lanes = self._ledger.lanes
         self._by_name = {lane.service.name: lane for lane in self._lanes}
         self._arrivals = 0
-        self._result_seconds: float | None = None
-        self.between_seconds = 0.0
+        self._between = Between()
         self._committed = 0
         self._planned: tuple[StepPlan, Planner] | None = None
         self._in_flight: tuple[StepPlan, Planner] | None = None
@@ -165,6 +162,11 @@ class Scheduler:
             )
             for name, lane in self._by_name.items()
         }
+
+    @property
+    def between_seconds(self) -> float:
+        """What usually passes between the computations of two steps."""
+        return self._between.seconds
 
     @property
     def has_work(self) -> bool:
@@ -347,17 +349,17 @@ class Scheduler:
         self._planned = None
         measured = result.elapsed_seconds
         predicted = plan.predicted_seconds
-        passed = measured if self._result_seconds is None else now - self._result_seconds
+        passed = self._between.since_last(now)
         is_long = planner.is_tight and 2 * predicted >= planner.limit_seconds
-        if is_long and self._result_seconds is not None:
+        if is_long and passed is not None:
             self.cost.note_overrun(predicted + self.between_seconds, passed)
-        self._note_between(now - measured, now)
+        self._between.note(now - measured, now, goes_on=self.has_work)
         scale = measured / predicted if measured > 0 and predicted > 0 else 1.0
         scale = min(max(scale, 0.1), 10.0)
         note_work(planner.draft.chunks.values(), self._lanes, now)
         spent = planner.spent
         for lane in self._lanes:
-            lane.use.note(spent.get(lane, 0.0) * scale, passed)
+            lane.use.note(spent.get(lane, 0.0) * scale, measured if passed is None else passed)
         self._ledger.charge(planner, scale, now)
         if len(result.rows) + len(result.decoded) == plan.row_count:
             self.cost.observe(planner.shape, measured)
@@ -369,16 +371,7 @@ class Scheduler:
         for lane in self._lanes:
             lane.forget()
         self.cost = self._start_cost()
-        self._result_seconds = None
-        self.between_seconds = 0.0
-
-    def _note_between(self, began_seconds: float, now: float) -> None:
-        """Learn what passes between the computations of two steps, where one follows the other."""
-        if self._result_seconds is not None:
-            passed = began_seconds - self._result_seconds
-            if 0 <= passed < _LONGEST_BETWEEN_SECONDS:
-                self.between_seconds += _LEARNING * (passed - self.between_seconds)
-        self._result_seconds = now if self.has_work else None
+        self._between = Between()
 
     def audit(self) -> list[str]:
         """Findings against the invariants of pages, rows and classes; empty when all hold."""
