@@ -54,8 +54,8 @@ def test_choices_compute_their_prompt_once(path: Path) -> None:
         one = llm.generate([PROMPT], params(seed=3, n=3, temperature=2.0))[0]
         alone = bits(one)
         assert llm.assembly.engine.scheduler.counters.copied_pages == 0
-    # However slow the machine is, all choices begin in one step.
-    with LLM(path, kv_bytes="4MB", block_size="16tok", max_step_ms="off", threads=1) as llm:
+    # Classes may let the later choices wait for company until the first one has ended.
+    with LLM(path, kv_bytes="4MB", block_size="16tok", service_classes="off", threads=1) as llm:
         output = llm.generate([PROMPT], params(seed=3, n=3, temperature=2.0))[0]
         counters = llm.assembly.engine.scheduler.counters
         # Each answer after the first copies a block, a page of each group.
