@@ -22,9 +22,15 @@ constexpr int kGroupTokens = 16;
 constexpr int kMaxRows = 6;
 #if defined(OCTAVO_TIER_AVX2)
 constexpr int block_registers(int rows) { return rows == 1 ? 8 : rows < 4 ? 4 : 2; }
+// Values have no pairs of registers to keep together, so four rows can take three.
+constexpr int narrow_registers(int rows) { return rows == 4 ? 3 : block_registers(rows); }
 #else
 constexpr int block_registers(int) { return 4; }
+constexpr int narrow_registers(int rows) { return block_registers(rows); }
 #endif
+// Heads whose values of a tile stay in the nearest cache over all passes, which lines shared by two
+// passes rely on.
+constexpr int kNarrowHeadDim = 64;
 
 // The next of `left` rows that go through a tile together. Two even parts beat a full block and a
 // remainder (7 = 4 + 3, not 6 + 1).
@@ -230,6 +236,17 @@ OCTAVO_UNROLL
   }
 }
 
+// All of the columns from `column` on that `Registers` registers cut evenly; returns the next one.
+template <int Rows, int Registers, class Tile>
+inline int value_block(const float* weights, int begin, int end, const Tile& tile,
+                       const Tile* next, int head_dim, int column, float* output) {
+  constexpr int kWidth = Registers * kRegisterLanes;
+  for (; column + kWidth <= head_dim; column += kWidth) {
+    value_columns<Rows, Registers>(weights, begin, end, tile, next, head_dim, column, output);
+  }
+  return column;
+}
+
 // Pages lie scattered, so the hardware does not foresee the next tile; asking for it evenly while
 // this one is computed hides its latency (at once it would stall).
 //
@@ -238,14 +255,15 @@ template <int Rows, class Tile>
 inline void tile_values(const float* weights, int begin, int end, const Tile& tile,
                         const Tile* next, int head_dim, float* output) {
   if (begin >= end) return;
-  constexpr int kRegisters = block_registers(Rows), kWidth = kRegisters * kRegisterLanes;
+  const auto take = [&](auto registers, int column) {
+    return value_block<Rows, registers>(weights, begin, end, tile, next, head_dim, column, output);
+  };
   int column = 0;
-  for (; column + kWidth <= head_dim; column += kWidth) {
-    value_columns<Rows, kRegisters>(weights, begin, end, tile, next, head_dim, column, output);
+  if (head_dim <= kNarrowHeadDim) {
+    column = take(std::integral_constant<int, narrow_registers(Rows)>(), column);
   }
-  for (; column < head_dim; column += kRegisterLanes) {
-    value_columns<Rows, 1>(weights, begin, end, tile, next, head_dim, column, output);
-  }
+  column = take(std::integral_constant<int, block_registers(Rows)>(), column);
+  take(std::integral_constant<int, 1>(), column);
 }
 
 // Weights of codes take in the codes' scales.
