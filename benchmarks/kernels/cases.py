@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from benchmarks.kernels.limits import Limits
 
 _BURST_SECONDS = 0.004
+_ROUND_SECONDS = 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Shares are of the least time that the limits allow; `best` and `median` are bursts' means."""
+    """Shares are of the least time that `limits` allow; `best` and `median` are bursts' means."""
 
     group: str
     name: str
@@ -54,18 +55,28 @@ class Result:
     share: float
     median_share: float
     aim: float | None
+    limits: Limits
 
 
-def measure(case: Case, limits: Limits, seconds: float) -> Result:
-    """Bursts of whole rotations for about `seconds`, at least three of them."""
+def measure(case: Case, limits_now: Callable[[], Limits], seconds: float) -> Result:
+    """Bursts of whole rotations for about `seconds`, at least three of them.
+
+    Limits are taken before, after and in between, for a shared machine changes its speed all the
+    time; of each its best counts, as of the bursts.
+    """
+    limits = limits_now()
     first = case.run(case.rotation)
     mean = sum(first) / len(first)
     rotations = max(1, round(_BURST_SECONDS / (mean * case.rotation)))
     bursts: list[float] = []
-    began = time.perf_counter()
+    began = round_began = time.perf_counter()
     while len(bursts) < 3 or time.perf_counter() - began < seconds:
         times = case.run(rotations * case.rotation)
         bursts.append(sum(times) / len(times))
+        if time.perf_counter() - round_began > _ROUND_SECONDS:
+            limits = limits.or_better(limits_now())
+            round_began = time.perf_counter()
+    limits = limits.or_better(limits_now())
     best, median = min(bursts), statistics.median(bursts)
     least, bound = case.work.seconds(limits)
     amount = case.work.read_bytes if bound == "read" else case.work.operations
@@ -79,4 +90,5 @@ def measure(case: Case, limits: Limits, seconds: float) -> Result:
         share=least / best,
         median_share=least / median,
         aim=case.aim,
+        limits=limits,
     )

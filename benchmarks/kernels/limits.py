@@ -47,10 +47,15 @@ LEAST_SHARE = 0.5
 """Below this share of the reference a machine is too busy or too slow for its figures to count."""
 
 
-def measure(tier: str, threads: int, seconds: float) -> Limits:
-    """Each limit by its best burst within `seconds`."""
-    rates = [_native.measure_limit(tier, threads, kind, seconds) / 1e9 for kind in KINDS]
-    return Limits(*rates)
+class Meter:
+    """Measures the limits of a tier again and again."""
+
+    def __init__(self, tier: str, threads: int):
+        self._native = _native.LimitMeter(tier, threads)
+
+    def measure(self, seconds: float) -> Limits:
+        """Each limit by its best burst within `seconds`."""
+        return Limits(*(self._native.measure(kind, seconds) / 1e9 for kind in KINDS))
 
 
 def reference(tier: str, threads: int) -> Limits | None:

@@ -1,4 +1,4 @@
-"""Kernels as a share of this machine's limits, which are measured in the same minutes.
+"""Kernels as a share of this machine's limits, which are measured in turn with each.
 
 python -m benchmarks.kernels [--json FILE] [--only TEXT] [--threads N] [--tier NAME]
 """
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from benchmarks.kernels import attentions, limits, linears, others
@@ -24,6 +25,7 @@ from octavo.compute.kernels.cpu.threads import threads_and_reason
 
 _COLD_TIMES_LARGEST_CACHE = 3
 _LARGEST_CACHE_BYTES = 32 << 20
+_BESIDE_SECONDS = 0.012
 
 
 def largest_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
@@ -73,19 +75,23 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     tier = choose_tier(options.tier)
     threads = options.threads or threads_and_reason()[0]
-    found = {count: limits.measure(tier, count, 0.6) for count in sorted({1, threads})}
+    meters = {count: limits.Meter(tier, count) for count in sorted({1, threads})}
+    found = {count: meter.measure(0.6) for count, meter in meters.items()}
     show_limits(tier, found)
+    beside = partial(meters[threads].measure, _BESIDE_SECONDS)
     results: list[Result] = []
     began = time.monotonic()
     print("shares: best burst (median burst) of the least time that the limits allow")
     for case in tqdm(all_cases(tier, threads, tuple(options.rows)), unit="case", disable=None):
         if options.only not in f"{case.group} {case.name}":
             continue
-        results.append(measure(case, found[threads], options.seconds))
+        results.append(measure(case, beside, options.seconds))
         with tqdm.external_write_mode():
             show(results[-1])
-    again = {count: limits.measure(tier, count, 0.3) for count in found}
+    again = {count: meter.measure(0.3) for count, meter in meters.items()}
     best = {count: one.or_better(again[count]) for count, one in found.items()}
+    for result in results:
+        best[threads] = best[threads].or_better(result.limits)
     print(f"{len(results)} kernels in {time.monotonic() - began:.0f} s; limits measured again:")
     show_limits(tier, again)
     if options.json:

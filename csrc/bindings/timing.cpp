@@ -21,7 +21,9 @@ namespace {
 constexpr size_t kReadBytes = size_t(256) << 20;  // beyond any cache's reach
 constexpr size_t kPieceBytes = size_t(1) << 20;
 constexpr int64_t kPieceRounds = 1 << 14;
-constexpr int64_t kPiecesPerThread = 8;
+// Makes a burst some milliseconds long, as those of the kernels are: a machine that is shared shows
+// its best speed for shorter moments only.
+constexpr int64_t kPiecesPerThread = 128;
 
 // One burst of a loop over all threads; returns the work done.
 template <class Piece>
@@ -48,32 +50,49 @@ double best_rate(double seconds, const Run& run) {
   return best;
 }
 
-// FLOP/s ("fma"), OP/s ("byte_products", "nibble_products") or bytes/s ("read").
-double measure_limit(const char* tier, int threads, const std::string& kind, double seconds) {
-  require(threads >= 1 && threads <= 1024, "measure_limit: threads must be from 1 to 1024");
-  require(seconds > 0.0 && seconds <= 60.0, "measure_limit: seconds must be from 0 to 60");
-  const LimitLoops& loops = choose_operators(tier).limits;
-  nb::gil_scoped_release unlocked;
-  Pool pool(threads);
-  if (kind == "read") {
-    const HugeBuffer memory(kReadBytes + kPieceBytes);
-    memset(memory.data(), 1, memory.bytes());
-    const auto* bytes = static_cast<const uint8_t*>(memory.data());
-    return best_rate(seconds, [&] {
-      return burst(pool, kReadBytes / kPieceBytes, [&](int64_t piece) {
-        return loops.read(bytes + size_t(piece) * kPieceBytes, kPieceBytes);
+// Measures limits again and again, with threads and memory that it keeps.
+class LimitMeter {
+ public:
+  LimitMeter(const char* tier, int threads)
+      : loops_(choose_operators(tier).limits),
+        pool_(checked_threads(threads)),
+        memory_(kReadBytes + kPieceBytes) {
+    memset(memory_.data(), 1, memory_.bytes());
+  }
+
+  // FLOP/s ("fma"), OP/s ("byte_products", "nibble_products") or bytes/s ("read").
+  double measure(const std::string& kind, double seconds) {
+    require(seconds > 0.0 && seconds <= 60.0, "LimitMeter: seconds must be from 0 to 60");
+    nb::gil_scoped_release unlocked;
+    if (kind == "read") {
+      const auto* bytes = static_cast<const uint8_t*>(memory_.data());
+      return best_rate(seconds, [&] {
+        return burst(pool_, kReadBytes / kPieceBytes, [&](int64_t piece) {
+          return loops_.read(bytes + size_t(piece) * kPieceBytes, kPieceBytes);
+        });
       });
+    }
+    const auto loop = kind == "fma" ? loops_.fma
+                      : kind == "byte_products" ? loops_.byte_products
+                      : kind == "nibble_products" ? loops_.nibble_products
+                                                  : nullptr;
+    require(loop != nullptr, "LimitMeter: unknown limit " + kind);
+    return best_rate(seconds, [&] {
+      return burst(pool_, kPiecesPerThread * pool_.threads(),
+                   [&](int64_t) { return loop(kPieceRounds); });
     });
   }
-  const auto loop = kind == "fma" ? loops.fma
-                    : kind == "byte_products" ? loops.byte_products
-                    : kind == "nibble_products" ? loops.nibble_products
-                                                : nullptr;
-  require(loop != nullptr, "measure_limit: unknown limit " + kind);
-  return best_rate(seconds, [&] {
-    return burst(pool, kPiecesPerThread * threads, [&](int64_t) { return loop(kPieceRounds); });
-  });
-}
+
+ private:
+  static int checked_threads(int threads) {
+    require(threads >= 1 && threads <= 1024, "LimitMeter: threads must be from 1 to 1024");
+    return threads;
+  }
+
+  const LimitLoops& loops_;
+  Pool pool_;
+  HugeBuffer memory_;
+};
 
 // One weight in as many copies as it takes to find each of them outside the caches.
 class LinearTimer {
@@ -164,8 +183,9 @@ std::vector<double> time_rope(const char* tier, int threads, Array<float, 2> x,
 }  // namespace
 
 void bind_timing(nb::module_& module) {
-  module.def("measure_limit", measure_limit, nb::arg("tier"), nb::arg("threads"), nb::arg("kind"),
-             nb::arg("seconds"));
+  nb::class_<LimitMeter>(module, "LimitMeter")
+      .def(nb::init<const char*, int>(), nb::arg("tier"), nb::arg("threads"))
+      .def("measure", &LimitMeter::measure, nb::arg("kind"), nb::arg("seconds"));
   nb::class_<LinearTimer>(module, "LinearTimer")
       .def(nb::init<const char*, int, Array<uint8_t, 1>, int, int64_t, int64_t, size_t>(),
            nb::arg("tier"), nb::arg("threads"), nb::arg("rows"), nb::arg("ggml_type"),

@@ -92,9 +92,7 @@ inline void attend_block(const AttentionCall& call, const RowBlock& block, int s
                          const Tile& tile, const Tile* next, const State& state) {
   int row = 0;
   while (row < block.rows) {
-    const int left = block.rows - row;
-    // Two even parts beat a full block and a remainder (7 = 4 + 3, not 6 + 1).
-    const int rows = left <= kMaxRows ? left : left < 2 * kMaxRows ? (left + 1) / 2 : kMaxRows;
+    const int left = block.rows - row, rows = rows_together(left);
     const Ahead<Tile> ahead{row == 0 ? next : nullptr, rows == left ? next : nullptr};
     switch (rows) {
       case 1: attend_rows<1>(call, block, row, start, tile, ahead, state); break;
@@ -171,35 +169,47 @@ inline TaskScratch cut_scratch(float* scratch, int rows, int head_dim) {
   return cut;
 }
 
+// Puts the quads of a row where those of `rows` rows lie side by side.
+template <class T>
+inline void spread_quads(const T* row, int head_dim, int rows, T* place) {
+  for (int d = 0; d < head_dim; d += 4) memcpy(place + d * rows, row + d, 4 * sizeof(T));
+}
+
 // Queries of a task, scaled and gathered, with the positions each row sees. `Element` is the
 // cache's: over codes queries become codes too.
 template <class Element>
 inline RowBlock gather_rows(const AttentionCall& call, const AttentionTask& task,
                             const TaskScratch& cut) {
+  constexpr bool coded = std::is_same<Element, int8_t>::value;
   const int group = call.heads / call.kv_heads, head_dim = call.head_dim;
+  const int rows = task.tokens * group;
   const simd::F16 scale = simd::set1(call.scale);
   alignas(64) float scaled[kMostHeadDim];
-  int row = 0;
-  for (int i = 0; i < task.tokens; ++i) {
-    const float* token = call.q + size_t(task.token + i) * call.heads * head_dim;
-    const int position = task.position + i;
-    for (int g = 0; g < group; ++g, ++row) {
-      const float* source = token + size_t(task.kv_head * group + g) * head_dim;
-      constexpr bool coded = std::is_same<Element, int8_t>::value;
-      float* target = coded ? scaled : cut.q + size_t(row) * head_dim;
-      for (int d = 0; d < head_dim; d += 16) {
-        simd::store(target + d, simd::mul(simd::load(source + d), scale));
-      }
-      if constexpr (coded) {
-        const HeadCodes head = quantize_head(scaled, head_dim, cut.codes + size_t(row) * head_dim);
-        cut.scales[row] = head.scale;
-        cut.sums[row] = head.sum;
-      }
-      cut.high[row] = position + 1;
-      cut.low[row] = lowest_seen(call, position);
+  alignas(64) int8_t codes[kMostHeadDim];
+  int part = 0, part_rows = rows_together(rows);
+  for (int row = 0; row < rows; ++row) {
+    if (row == part + part_rows) {
+      part = row;
+      part_rows = rows_together(rows - row);
     }
+    const int head = task.kv_head * group + row % group, token = row / group;
+    const float* source = call.q + (size_t(task.token + token) * call.heads + head) * head_dim;
+    for (int d = 0; d < head_dim; d += 16) {
+      simd::store(scaled + d, simd::mul(simd::load(source + d), scale));
+    }
+    const size_t place = size_t(part) * head_dim + (row - part) * 4;
+    if constexpr (coded) {
+      const HeadCodes head_codes = quantize_head(scaled, head_dim, codes);
+      cut.scales[row] = head_codes.scale;
+      cut.sums[row] = head_codes.sum;
+      spread_quads(codes, head_dim, part_rows, cut.codes + place);
+    } else {
+      spread_quads(scaled, head_dim, part_rows, cut.q + place);
+    }
+    cut.high[row] = task.position + token + 1;
+    cut.low[row] = lowest_seen(call, task.position + token);
   }
-  return RowBlock{cut.q, cut.codes, cut.scales, cut.sums, cut.low, cut.high, row};
+  return RowBlock{cut.q, cut.codes, cut.scales, cut.sums, cut.low, cut.high, rows};
 }
 
 // Columns of `out` that the heads of one kv head make.

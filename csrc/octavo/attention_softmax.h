@@ -29,24 +29,28 @@ inline void clear_state(const State& state, int rows, int head_dim) {
 }
 
 struct ScoreRange {
-  float least, highest;
+  simd::F16 least;
+  float highest;
 };
 
-// Caps scores [begin, end) of a row and finds their range, which may miss a NaN.
-inline ScoreRange cap_scores(float* scores, int begin, int end, float softcap) {
+// Caps scores [begin, end) of a row and finds their range, which may miss a NaN. `Whole` if they
+// are a whole tile.
+template <bool Whole>
+OCTAVO_INLINE ScoreRange cap_scores(float* scores, int begin, int end, float softcap) {
   const simd::F16 infinity = simd::set1(__builtin_inff()), lowest = simd::neg(infinity);
   simd::F16 least = infinity, highest = lowest;
-  for (int g = begin / kGroupTokens; g * kGroupTokens < end; ++g) {
-    const int from = begin - g * kGroupTokens, to = end - g * kGroupTokens;
-    simd::F16 score = simd::load(scores + g * kGroupTokens);
+  for (int token = Whole ? 0 : begin / kGroupTokens * kGroupTokens;
+       token < (Whole ? kTileTokens : end); token += kGroupTokens) {
+    simd::F16 score = simd::load(scores + token);
     if (softcap > 0.0f) {
       score = cap(score, softcap);
-      simd::store(scores + g * kGroupTokens, score);
+      simd::store(scores + token, score);
     }
-    highest = simd::max(highest, select_span(from, to, score, lowest));
-    least = simd::min(least, select_span(from, to, score, infinity));
+    const int from = begin - token, to = end - token;
+    highest = simd::max(highest, Whole ? score : select_span(from, to, score, lowest));
+    least = simd::min(least, Whole ? score : select_span(from, to, score, infinity));
   }
-  return ScoreRange{-simd::reduce_max(simd::neg(least)), simd::reduce_max(highest)};
+  return ScoreRange{least, simd::reduce_max(highest)};
 }
 
 // The weights so far become relative to a larger maximum.
@@ -63,20 +67,19 @@ inline void raise_maximum(float maximum, int head_dim, float* old_maximum, float
   *old_maximum = maximum;
 }
 
-// scores [begin, end) = exp(score - maximum), 0 for the rest of two groups each; the sum. `Normal`
-// if all of them are normal numbers or NaN.
-template <bool Normal>
+// scores [begin, end) = exp(score - maximum), 0 for the rest of two groups each; the sum. `Whole`
+// if they are a whole tile, `Normal` if all weights are normal numbers or NaN.
+template <bool Whole, bool Normal>
 OCTAVO_INLINE float weigh_row(float* scores, int begin, int end, float maximum) {
-  constexpr int kTogether = 2;
+  constexpr int kTogether = 2, kTokens = kTogether * kGroupTokens;
   const simd::F16 base = simd::set1(maximum);
   simd::F16 total = simd::zero();
-  const int first = begin / kGroupTokens / kTogether * kTogether;
-  for (int group = first; group * kGroupTokens < end; group += kTogether) {
-    float* at = scores + group * kGroupTokens;
+  for (int token = Whole ? 0 : begin / kTokens * kTokens; token < (Whole ? kTileTokens : end);
+       token += kTokens) {
     simd::F16 weights[kTogether];
 OCTAVO_UNROLL
     for (int i = 0; i < kTogether; ++i) {
-      weights[i] = simd::sub(simd::load(at + i * kGroupTokens), base);
+      weights[i] = simd::sub(simd::load(scores + token + i * kGroupTokens), base);
     }
     if constexpr (Normal) {
       simd::exp_normal(weights);
@@ -85,13 +88,23 @@ OCTAVO_UNROLL
     }
 OCTAVO_UNROLL
     for (int i = 0; i < kTogether; ++i) {
-      const int token = (group + i) * kGroupTokens;
-      weights[i] = select_span(begin - token, end - token, weights[i], simd::zero());
+      const int first = token + i * kGroupTokens;
+      if constexpr (!Whole) {
+        weights[i] = select_span(begin - first, end - first, weights[i], simd::zero());
+      }
       total = simd::add(total, weights[i]);
-      simd::store(at + i * kGroupTokens, weights[i]);
+      simd::store(scores + first, weights[i]);
     }
   }
   return simd::reduce_add(total);
+}
+
+// Whether exp(score - maximum) is a normal number for all scores of the range. False where no score
+// was finite; a NaN counts as normal or not.
+OCTAVO_INLINE bool weights_are_normal(const ScoreRange& range, float maximum) {
+  const simd::F16 least = simd::sub(range.least, simd::set1(maximum));
+  return range.highest - maximum <= 0.0f &&
+         simd::not_less(least, simd::set1(simd::least_normal_exponent)) == 0xffff;
 }
 
 // Turns scores [begin[r], end[r]) of each row into softmax weights relative to its running maximum.
@@ -100,8 +113,11 @@ template <int Rows>
 inline void soften_rows(float* scores, const int* begin, const int* end, float softcap,
                         int head_dim, float* maximum, float* sum, float* output) {
   ScoreRange range[Rows];
+  const auto whole = [&](int r) { return begin[r] == 0 && end[r] == kTileTokens; };
   for (int r = 0; r < Rows; ++r) {
-    range[r] = cap_scores(scores + r * kTileTokens, begin[r], end[r], softcap);
+    float* row = scores + r * kTileTokens;
+    range[r] = whole(r) ? cap_scores<true>(row, begin[r], end[r], softcap)
+                        : cap_scores<false>(row, begin[r], end[r], softcap);
   }
   for (int r = 0; r < Rows; ++r) {
     if (range[r].highest > maximum[r]) {
@@ -112,11 +128,13 @@ inline void soften_rows(float* scores, const int* begin, const int* end, float s
   for (int r = 0; r < Rows; ++r) {
     if (begin[r] >= end[r]) continue;
     float* row = scores + r * kTileTokens;
-    // False where a NaN is involved or no score was finite.
-    const bool normal = range[r].least - maximum[r] >= simd::least_normal_exponent &&
-                        range[r].highest - maximum[r] <= 0.0f;
-    sum[r] += normal ? weigh_row<true>(row, begin[r], end[r], maximum[r])
-                     : weigh_row<false>(row, begin[r], end[r], maximum[r]);
+    if (!weights_are_normal(range[r], maximum[r])) {
+      sum[r] += weigh_row<false, false>(row, begin[r], end[r], maximum[r]);
+    } else if (whole(r)) {
+      sum[r] += weigh_row<true, true>(row, begin[r], end[r], maximum[r]);
+    } else {
+      sum[r] += weigh_row<false, true>(row, begin[r], end[r], maximum[r]);
+    }
   }
 }
 

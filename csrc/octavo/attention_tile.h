@@ -22,14 +22,28 @@ constexpr int kGroupTokens = 16;
 constexpr int kMaxRows = 6;
 #if defined(OCTAVO_TIER_AVX2)
 constexpr int block_registers(int rows) { return rows == 1 ? 8 : rows < 4 ? 4 : 2; }
+// Values have no pairs of registers to keep together, so four rows can take three.
+constexpr int narrow_registers(int rows) { return rows == 4 ? 3 : block_registers(rows); }
 #else
 constexpr int block_registers(int) { return 4; }
+constexpr int narrow_registers(int rows) { return block_registers(rows); }
 #endif
+// Heads whose values of a tile stay in the nearest cache over all passes, which lines shared by two
+// passes rely on.
+constexpr int kNarrowHeadDim = 64;
+
+// The next of `left` rows that go through a tile together. Two even parts beat a full block and a
+// remainder (7 = 4 + 3, not 6 + 1).
+constexpr int rows_together(int left) {
+  return left <= kMaxRows ? left : left < 2 * kMaxRows ? (left + 1) / 2 : kMaxRows;
+}
 
 // A task's rows: query tokens x heads of one kv head, token-major; row r sees [low[r], high[r]).
 // Queries are scaled; over an int8 cache they are codes.
 struct RowBlock {
-  const float* q;  // [rows][head_dim]
+  // One part after the other of rows that go together, [head_dim / 4][rows of the part][4]: a
+  // product reads them in this order.
+  const float* q;
   const int8_t* codes;  // the same shape, a scale and a sum of the codes a row
   const float* scales;
   const int32_t* sums;
@@ -106,7 +120,7 @@ inline void float_scores(const float* q, int head_dim, const Tile& tile, int fir
   constexpr int kTogether = block_registers(Rows), kRegisters = 4 * kGroupTokens / kRegisterLanes;
   constexpr int kPasses = kRegisters / kTogether;
   for (int group = first; group < last; ++group) {
-    Register parts[Rows][kRegisters];
+    Register halves[Rows][kRegisters / 2];
     for (int begin = 0; begin < kRegisters; begin += kTogether) {
       Register chain[Rows][kTogether];
 OCTAVO_UNROLL
@@ -114,26 +128,29 @@ OCTAVO_UNROLL
 OCTAVO_UNROLL
         for (int v = 0; v < kTogether; ++v) chain[r][v] = zero_register();
       }
+      const float* queries = q;
       const auto* keys = tile.keys[group] + begin * kRegisterLanes;
       // Each pass asks for its share, in every kPasses-th step.
       int ahead = begin / kTogether * (head_dim / 4 / kPasses);
-      for (int d = 0; d < head_dim; d += 4, keys += tile.key_stride) {
+      for (int d = 0; d < head_dim; d += 4, queries += 4 * Rows, keys += tile.key_stride) {
         if (next != nullptr && d % (4 * kPasses) == 0) {
           fetch_keys(*next, group, ahead++, head_dim / 4);
         }
         multiply_block<Rows, kTogether>(
-            [&](int r) { return repeat_quad(q + size_t(r) * head_dim + d); },
+            [&](int r) { return repeat_quad(queries + 4 * r); },
             [&](int v) { return load_register(keys + v * kRegisterLanes); }, chain);
       }
 OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
 OCTAVO_UNROLL
-        for (int v = 0; v < kTogether; ++v) parts[r][begin + v] = chain[r][v];
+        for (int v = 0; v < kTogether; v += 2) {
+          halves[r][(begin + v) / 2] = neighbour_sums(chain[r][v], chain[r][v + 1]);
+        }
       }
     }
 OCTAVO_UNROLL
     for (int r = 0; r < Rows; ++r) {
-      simd::store(scores + r * kTileTokens + group * kGroupTokens, quad_sum(parts[r]));
+      simd::store(scores + r * kTileTokens + group * kGroupTokens, quad_sum(halves[r]));
     }
   }
 }
@@ -157,7 +174,7 @@ OCTAVO_UNROLL
       const simd::Bytes k = simd::load_bytes(reinterpret_cast<const uint8_t*>(keys));
 OCTAVO_UNROLL
       for (int r = 0; r < Rows; ++r) {
-        sum[r] = signed_dot(sum[r], k, simd::load_quad(codes + size_t(r) * head_dim + d));
+        sum[r] = signed_dot(sum[r], k, simd::load_quad(codes + d * Rows + 4 * r));
       }
     }
     const simd::F16 key_scale = simd::load(tile.key_scales[group]);
@@ -219,6 +236,17 @@ OCTAVO_UNROLL
   }
 }
 
+// All of the columns from `column` on that `Registers` registers cut evenly; returns the next one.
+template <int Rows, int Registers, class Tile>
+inline int value_block(const float* weights, int begin, int end, const Tile& tile,
+                       const Tile* next, int head_dim, int column, float* output) {
+  constexpr int kWidth = Registers * kRegisterLanes;
+  for (; column + kWidth <= head_dim; column += kWidth) {
+    value_columns<Rows, Registers>(weights, begin, end, tile, next, head_dim, column, output);
+  }
+  return column;
+}
+
 // Pages lie scattered, so the hardware does not foresee the next tile; asking for it evenly while
 // this one is computed hides its latency (at once it would stall).
 //
@@ -227,14 +255,15 @@ template <int Rows, class Tile>
 inline void tile_values(const float* weights, int begin, int end, const Tile& tile,
                         const Tile* next, int head_dim, float* output) {
   if (begin >= end) return;
-  constexpr int kRegisters = block_registers(Rows), kWidth = kRegisters * kRegisterLanes;
+  const auto take = [&](auto registers, int column) {
+    return value_block<Rows, registers>(weights, begin, end, tile, next, head_dim, column, output);
+  };
   int column = 0;
-  for (; column + kWidth <= head_dim; column += kWidth) {
-    value_columns<Rows, kRegisters>(weights, begin, end, tile, next, head_dim, column, output);
+  if (head_dim <= kNarrowHeadDim) {
+    column = take(std::integral_constant<int, narrow_registers(Rows)>(), column);
   }
-  for (; column < head_dim; column += kRegisterLanes) {
-    value_columns<Rows, 1>(weights, begin, end, tile, next, head_dim, column, output);
-  }
+  column = take(std::integral_constant<int, block_registers(Rows)>(), column);
+  take(std::integral_constant<int, 1>(), column);
 }
 
 // Weights of codes take in the codes' scales.

@@ -13,9 +13,7 @@
 
 namespace octavo::OCTAVO_TIER {
 
-// Blocks per pass: their unpacked codes (16 KiB) stay in the first-level cache over all row tiles.
-constexpr int64_t pass_blocks = 16;
-// The same for a lone row, which reads them once: as few as keep the loads in flight.
+// Blocks per pass for a lone row, which reads spread codes once: as few as keep loads in flight.
 constexpr int64_t lone_pass_blocks = 4;
 
 struct TileKernels {
@@ -59,12 +57,17 @@ inline TileKernels kernels_for_planes(const PanelFormat& format) {
                        : TileKernels{{tile_kernel<1, CodeFormat<5, 32, false, 31>>}};
 }
 
-// `spread` says that each code has a byte of its own when the kernel sees them.
+// `spread` says that the kernel sees what spread_codes makes of the codes.
 inline TileKernels kernels_for(const PanelFormat& format, bool spread) {
   if (format.largest_code <= 15) {
     return spread ? kernels_for_nibbles<8>(format) : kernels_for_nibbles<4>(format);
   }
-  if (format.largest_code > 63) return tile_kernels<CodeFormat<8, 32, false, 255>>();
+  if (format.largest_code > 63) {
+    if constexpr (widens_bytes) {
+      if (spread) return tile_kernels<CodeFormat<16, 32, false, 255>>();
+    }
+    return tile_kernels<CodeFormat<8, 32, false, 255>>();
+  }
   if constexpr (reads_planes) {
     if (!spread) return kernels_for_planes(format);
   }
@@ -78,17 +81,24 @@ inline int64_t next_tile_rows(int64_t left, int64_t most) {
   return most;
 }
 
+// From how many rows on codes are spread: nibbles and bytes once it pays, planes always or for more
+// than a row.
+inline int64_t first_spread_rows(const PackedWeight& weight) {
+  constexpr int64_t never = INT64_MAX, wide_rows = 16;
+  switch (weight.format.storage) {
+    case Storage::Codes4: return weight.knobs.spread_rows;
+    case Storage::Codes8: return widens_bytes ? wide_rows : never;
+    default: return reads_planes ? 2 : 1;
+  }
+}
+
 // sums [rows][32] = term rows [first, first + rows) * panel.
 inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
                           const ActivationBuffer& buffer, int64_t first, int64_t rows,
                           float* sums) {
-  alignas(64) uint8_t spread_space[pass_blocks * spread_block_bytes];
+  alignas(64) uint8_t spread_space[pass_bytes];
   const Storage storage = weight.format.storage;
-  // Nibbles are spread once it pays; planes for more than a row, or always.
-  const int64_t spread_rows = storage == Storage::Codes4 ? weight.knobs.spread_rows
-                              : reads_planes             ? 2
-                                                         : 1;
-  const bool spread = storage != Storage::Codes8 && rows >= spread_rows;
+  const bool spread = rows >= first_spread_rows(weight);
   const TileKernels kernels = kernels_for(weight.format, spread);
   const int64_t blocks = weight.width / block_inputs;
   const int64_t most =
@@ -99,7 +109,8 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
   // share of it per tile.
   const int lines = rows == 1 ? block_lines : static_cast<int>((block_lines + tiles - 1) / tiles);
   for (int64_t i = 0; i < rows * panel_channels; ++i) sums[i] = 0.0f;
-  const int64_t pass = rows > 1 ? pass_blocks : spread ? lone_pass_blocks : blocks;
+  const int spread_stride = spread ? spread_bytes(storage) : spread_block_bytes;
+  const int64_t pass = rows > 1 ? pass_bytes / spread_stride : spread ? lone_pass_blocks : blocks;
   for (int64_t block = 0; block < blocks; block += pass) {
     const int64_t count = blocks - block < pass ? blocks - block : pass;
     const uint8_t* scales = panel + static_cast<size_t>(block) * weight.block_bytes;
@@ -114,7 +125,7 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
       a.scales = scales;
       a.scales_stride = weight.block_bytes;
       a.codes = spread ? spread_space : codes;
-      a.codes_stride = spread ? spread_block_bytes : weight.block_bytes;
+      a.codes_stride = spread ? size_t(spread_stride) : weight.block_bytes;
       a.blocks = count;
       a.activations =
           buffer.codes + (first + row) * buffer.codes_stride + block * block_inputs;

@@ -11,10 +11,11 @@
 namespace octavo::OCTAVO_TIER {
 
 // What a kernel needs to know of a format at compile time. `Bits` = 8: a byte a code; 4: two codes
-// a byte; 5 and 6: that with bit planes, see panel.h.
+// a byte; 5 and 6: that with bit planes, see panel.h; 16: two bytes a code, see gemm_unpack.h.
 template <int Bits, int Group, bool Affine, int LargestCode>
 struct CodeFormat {
   static constexpr bool packed = Bits < 8;
+  static constexpr bool wide = Bits == 16;
   static constexpr int plane_bits = packed ? Bits - 4 : 0;
   static constexpr int group = Group;
   static constexpr bool affine = Affine;

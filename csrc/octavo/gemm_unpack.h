@@ -1,4 +1,4 @@
-// Codes of a panel spread to a byte each, in the order of 8-bit panels.
+// Codes of a panel spread to a byte each, in the order of 8-bit panels; 8-bit codes to two bytes.
 #pragma once
 
 #include "panel.h"
@@ -8,6 +8,41 @@ namespace octavo::OCTAVO_TIER {
 
 // Bytes of a block's codes once they are spread.
 constexpr int spread_block_bytes = block_inputs * panel_channels;
+constexpr int wide_block_bytes = 2 * spread_block_bytes;
+// Spread codes of a pass, which stay in the first-level cache over all row tiles.
+constexpr int pass_bytes = 16 << 10;
+
+#if defined(OCTAVO_TIER_AVX2)
+// With 16 bits a product of full bytes needs no care for their signs.
+constexpr bool widens_bytes = true;
+
+// Signed bytes, four a lane of 32 bits, as 16-bit pairs: bytes 0 and 2, and bytes 1 and 3.
+struct WordPairs {
+  __m256i even, odd;
+};
+
+OCTAVO_INLINE WordPairs widen_bytes(__m256i fours) {
+  return {_mm256_srai_epi16(_mm256_slli_epi16(fours, 8), 8), _mm256_srai_epi16(fours, 8)};
+}
+
+// Codes about their zero point of 128, a block as [step][even, odd][32 channels].
+inline void widen_blocks(const uint8_t* codes, size_t stride, int64_t blocks, uint8_t* out) {
+  for (int64_t block = 0; block < blocks; ++block, codes += stride) {
+    for (int step = 0; step < block_inputs / 4; ++step, out += 2 * step_bytes) {
+OCTAVO_UNROLL
+      for (int byte = 0; byte < step_bytes; byte += 32) {
+        const __m256i code = _mm256_load_si256(
+            reinterpret_cast<const __m256i*>(codes + step * step_bytes + byte));
+        const WordPairs words = widen_bytes(_mm256_xor_si256(code, _mm256_set1_epi8(-128)));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out + byte), words.even);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out + step_bytes + byte), words.odd);
+      }
+    }
+  }
+}
+#else
+constexpr bool widens_bytes = false;
+#endif
 
 // The bits of `step` out of a plane with `Bits` bits a code, moved to bit 4 of each byte.
 template <int Bits, int Step>
@@ -50,12 +85,21 @@ OCTAVO_INLINE void spread_blocks(const uint8_t* codes, size_t stride, int64_t bl
   }
 }
 
-// Spreads the codes of `blocks` blocks, `stride` bytes apart. Not for 8-bit codes.
+// What a block takes when codes of a storage are spread.
+constexpr int spread_bytes(Storage storage) {
+  return widens_bytes && storage == Storage::Codes8 ? wide_block_bytes : spread_block_bytes;
+}
+
+// Spreads the codes of `blocks` blocks, `stride` bytes apart. 8-bit codes only if the tier widens
+// them.
 inline void spread_codes(Storage storage, const uint8_t* codes, size_t stride, int64_t blocks,
                          uint8_t* out) {
   switch (storage) {
     case Storage::Codes5: return spread_blocks<1>(codes, stride, blocks, out);
     case Storage::Codes6: return spread_blocks<2>(codes, stride, blocks, out);
+#if defined(OCTAVO_TIER_AVX2)
+    case Storage::Codes8: return widen_blocks(codes, stride, blocks, out);
+#endif
     default: return spread_blocks<0>(codes, stride, blocks, out);
   }
 }

@@ -59,35 +59,34 @@ OCTAVO_INLINE Register repeat_quad(const float* p) {
 }
 #endif
 
-#if defined(OCTAVO_TIER_AVX512) || defined(OCTAVO_TIER_AVX2)
-// Sums of neighbouring lanes: what hadd gives in half of its time.
-OCTAVO_INLINE __m256 pair_sums(__m256 a, __m256 b) {
-  return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
-}
-OCTAVO_INLINE __m256 quad_sum_of_eight(__m256 a, __m256 b, __m256 c, __m256 d) {
-  const __m256 sums = pair_sums(pair_sums(a, b), pair_sums(c, d));
-  return _mm256_permutevar8x32_ps(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-}
-#endif
-
-// Lane i: (x0 + x1) + (x2 + x3) of the i-th of the 16 quads in `parts`.
-OCTAVO_INLINE simd::F16 quad_sum(const Register (&parts)[64 / kRegisterLanes]) {
+// Each four lanes (a0 + a1, a2 + a3, b0 + b1, b2 + b3): hadd in half of its time.
+OCTAVO_INLINE Register neighbour_sums(Register a, Register b) {
 #if defined(OCTAVO_TIER_AVX512)
-  const auto low = [](Register x) { return _mm512_castps512_ps256(x.v); };
-  const auto high = [](Register x) { return _mm512_extractf32x8_ps(x.v, 1); };
-  const auto eight = [&](Register a, Register b) {
-    return quad_sum_of_eight(low(a), high(a), low(b), high(b));
-  };
-  const __m512 first = _mm512_castps256_ps512(eight(parts[0], parts[1]));
-  return {_mm512_insertf32x8(first, eight(parts[2], parts[3]), 1)};
+  return {_mm512_add_ps(_mm512_shuffle_ps(a.v, b.v, 0x88), _mm512_shuffle_ps(a.v, b.v, 0xdd))};
 #elif defined(OCTAVO_TIER_AVX2)
-  return {quad_sum_of_eight(parts[0].v, parts[1].v, parts[2].v, parts[3].v),
-          quad_sum_of_eight(parts[4].v, parts[5].v, parts[6].v, parts[7].v)};
+  return {_mm256_add_ps(_mm256_shuffle_ps(a.v, b.v, 0x88), _mm256_shuffle_ps(a.v, b.v, 0xdd))};
 #else
   return simd::each([&](int i) {
-    const float* x = parts[i / 4].v + i % 4 * 4;
-    return (x[0] + x[1]) + (x[2] + x[3]);
+    const float* x = (i % 4 < 2 ? a : b).v + i / 4 * 4 + i % 2 * 2;
+    return x[0] + x[1];
   });
+#endif
+}
+
+// Lane i: (x0 + x1) + (x2 + x3) of the i-th of 16 quads, given the neighbour_sums of the registers
+// that hold them, two by two.
+OCTAVO_INLINE simd::F16 quad_sum(const Register (&halves)[32 / kRegisterLanes]) {
+#if defined(OCTAVO_TIER_AVX512)
+  const __m512i order =
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return {_mm512_permutexvar_ps(order, neighbour_sums(halves[0], halves[1]).v)};
+#elif defined(OCTAVO_TIER_AVX2)
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  return {_mm256_permutevar8x32_ps(neighbour_sums(halves[0], halves[1]).v, order),
+          _mm256_permutevar8x32_ps(neighbour_sums(halves[2], halves[3]).v, order)};
+#else
+  const Register sums = neighbour_sums(halves[0], halves[1]);
+  return simd::each([&](int i) { return sums.v[i % 4 * 4 + i / 4]; });
 #endif
 }
 

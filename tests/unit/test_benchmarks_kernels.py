@@ -47,7 +47,7 @@ def test_the_slower_of_reading_and_computing_bounds_a_call() -> None:
 
 
 def test_a_share_is_the_least_time_over_the_time_taken() -> None:
-    machine = Limits(read=10, fma=100, byte_products=200, nibble_products=400)
+    taken = [Limits(10, 100, 200, 400), Limits(8, 120, 200, 400)]
     calls: list[int] = []
 
     def run(count: int) -> list[float]:
@@ -55,7 +55,8 @@ def test_a_share_is_the_least_time_over_the_time_taken() -> None:
         return [0.004] * count
 
     case = Case("group", "name", Work(20e6, 0.0, "fma"), 3, run, aim=0.8)
-    result = measure(case, machine, 0.0)
+    result = measure(case, iter(taken).__next__, 0.0)
+    assert result.limits == Limits(10, 120, 200, 400)
     assert result.share == pytest.approx(0.5)
     assert result.rate == pytest.approx(5.0)
     assert all(count % 3 == 0 for count in calls)
@@ -65,14 +66,17 @@ def test_a_share_is_the_least_time_over_the_time_taken() -> None:
 @pytest.mark.parametrize("kind", limits.KINDS)
 def test_every_limit_can_be_measured(kind: str) -> None:
     for tier in ("scalar", _native.tier("")):
-        assert _native.measure_limit(tier, 2, kind, 0.001) > 0
+        assert _native.LimitMeter(tier, 2).measure(kind, 0.001) > 0
 
 
 def test_bad_measurements_are_refused() -> None:
+    with pytest.raises(ValueError, match="threads"):
+        _native.LimitMeter("", 0)
+    meter = _native.LimitMeter("", 1)
     with pytest.raises(ValueError, match="unknown limit"):
-        _native.measure_limit("", 1, "luck", 0.01)
+        meter.measure("luck", 0.01)
     with pytest.raises(ValueError, match="seconds"):
-        _native.measure_limit("", 1, "fma", 0.0)
+        meter.measure("fma", 0.0)
     with pytest.raises(ValueError, match="cannot be packed"):
         _native.LinearTimer("", 1, np.zeros(10, np.uint8), int(GgmlType.Q8_0), 32, 32, 1)
 
