@@ -105,8 +105,8 @@ $(STAMP)/python:
 	  sys = __import__("sys"); sys.exit(not os.path.exists(os.path.join(p, "Python.h")))' || { \
 	  echo 'The headers of $(PYTHON) are missing (on Debian and Ubuntu: apt install python3-dev)'; \
 	  exit 1; }
-	@command -v "$${CXX:-c++}" >/dev/null || { echo \
-	  'Octavo needs a C++17 compiler (on Debian and Ubuntu: apt install g++)'; exit 1; }
+	@command -v "$${CC:-cc}" >/dev/null && command -v "$${CXX:-c++}" >/dev/null || { echo \
+	  'Octavo needs a C and C++17 compiler (on Debian and Ubuntu: apt install g++)'; exit 1; }
 	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null || { echo \
 	  'The venv module is missing (on Debian and Ubuntu: apt install python3-venv)'; exit 1; }
 	@echo 'making $(VENV) with $(PYTHON)'

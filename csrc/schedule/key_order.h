@@ -16,7 +16,11 @@ class KeyOrder {
 
   size_t size() const { return entries_.size(); }
 
-  void add(const Key& key, int64_t row) { entries_.insert(place(key), {key, row}); }
+  void add(const Key& key, int64_t row) {
+    const auto at = place(key);
+    if (at != entries_.end() && at->key == key) throw std::invalid_argument("the key is there");
+    entries_.insert(at, {key, row});
+  }
 
   void remove(const Key& key) {
     const auto at = place(key);

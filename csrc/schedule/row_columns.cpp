@@ -1,12 +1,22 @@
 #include "schedule/row_columns.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 namespace octavo {
 
+namespace {
+
+size_t checked(int64_t rows, int64_t page_tokens) {
+  if (rows < 1 || page_tokens < 1) throw std::invalid_argument("rows and page_tokens are at least 1");
+  return size_t(rows);
+}
+
+}  // namespace
+
 RowColumns::RowColumns(int64_t rows, int64_t page_tokens)
-    : lane(rows, kNoLane),
+    : lane(checked(rows, page_tokens), kNoLane),
       computed(rows),
       room(rows),
       end_tokens(rows),

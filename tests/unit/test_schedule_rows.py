@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.schedule._steps import RowColumns
+from octavo.schedule._steps import KeyOrder, RowColumns
 from octavo.schedule.plan import NO_TOKEN
 
 PAGE_TOKENS = 4
@@ -35,7 +35,7 @@ def output(*fields: object) -> tuple[object, ...]:
 
 def take(
     columns: RowColumns, rows: list[int], tokens: list[int], *, step: int = 3, now: float = 2.0
-) -> tuple[list[tuple[object, ...]], list[int], list[int], list[int], list[int]]:
+) -> tuple[list[tuple[object, ...]], list[tuple[int, int]], list[int], list[int], list[int]]:
     starts = columns.computed[rows]
     names = tuple("abcdef"[row] for row in rows)
     return columns.take(numbers(*rows), starts, names, tokens, [], step, now, 2, output)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def test_a_step_brings_plain_rows_forward() -> None:
 def test_rows_to_which_more_happens_stay_as_they_are(end_tokens: int, token: int) -> None:
     columns = seated(1, end_tokens=end_tokens, stop_ids=frozenset({3, 9}))
     outputs, others, *_ = take(columns, [0], [token])
-    assert (outputs, others) == ([], [0])
+    assert (outputs, others) == ([], [(0, token)])
     assert columns.computed.tolist() == [5]
 
 
@@ -86,13 +86,38 @@ def test_decode_columns_leave_out_who_lost_its_row() -> None:
     assert columns.without_room(numbers(3, 2, 0)) == [2]
 
 
-def test_rows_are_checked() -> None:
+def test_arguments_are_checked() -> None:
     columns = seated(2)
     for wrong in (numbers(2), numbers(-1)):
         with pytest.raises(IndexError, match="no such row"):
             columns.past(wrong)
+    with pytest.raises(TypeError):
+        columns.past(np.array([0.9]))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        columns.past(np.arange(4)[::2])
+    with pytest.raises(RuntimeError):
+        columns.decodes([np.zeros(1)], set(), ["a", "b"], [])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="equally long"):
         columns.take(numbers(0), numbers(5), ("a",), [1, 2], [], 1, 1.0, 1, output)  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="no such token"):
+        columns.fetch(0, -1)
+    with pytest.raises(ValueError, match="at least 1"):
+        RowColumns(1, 0)
+    columns.lane[0] = -1
+    with pytest.raises(IndexError, match="no such class"):
+        take(columns, [0], [1])
+
+
+def test_an_order_has_each_key_once() -> None:
+    order = KeyOrder()
+    order.add((1, 2, 3, 4), 7)
+    with pytest.raises(ValueError, match="is there"):
+        order.add((1, 2, 3, 4), 8)
+    with pytest.raises(IndexError, match="not there"):
+        order.remove((1, 2, 3, 5))
+    with pytest.raises(OverflowError):
+        order.add((2**63, 2, 3, 4), 8)
+    assert order.rows() == [7]
 
 
 @settings(deadline=None)

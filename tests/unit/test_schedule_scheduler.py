@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import re
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -40,6 +42,21 @@ class TestLimits:
     def test_a_prompt_that_is_no_prompt_is_refused(self, prompt: list[int]) -> None:
         with pytest.raises(InvalidRequest):
             driver().add(request("a", prompt))
+
+    @pytest.mark.parametrize(
+        "wanted",
+        [
+            {"max_new_tokens": 2**63},
+            {"stop_ids": frozenset({2**63})},
+            {"stop_ids": frozenset({-1})},
+        ],
+        ids=str,
+    )
+    def test_numbers_beyond_all_counting_are_refused(self, wanted: dict[str, Any]) -> None:
+        driven = driver()
+        with pytest.raises(InvalidRequest, match="2147483647"):
+            driven.add(dataclasses.replace(request("a", [1]), **wanted))
+        assert not driven.scheduler.has_work
 
     def test_an_id_in_use_is_refused(self) -> None:
         driven = driver()

@@ -2,10 +2,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "schedule/key_order.h"
 #include "schedule/least_squares.h"
@@ -48,9 +50,15 @@ View<int64_t> array_of(std::vector<int64_t>&& numbers) {
   return View<int64_t>(data, {count}, owner);
 }
 
+int64_t integer_of(nb::handle item) {
+  const long long number = PyLong_AsLongLong(item.ptr());
+  if (number == -1 && PyErr_Occurred()) nb::raise_python_error();
+  return number;
+}
+
 std::vector<int64_t> integers_of(nb::handle iterable) {
   std::vector<int64_t> numbers;
-  for (nb::handle item : nb::iter(iterable)) numbers.push_back(nb::cast<int64_t>(item));
+  for (nb::handle item : nb::iter(iterable)) numbers.push_back(integer_of(item));
   return numbers;
 }
 
@@ -67,10 +75,11 @@ auto column(std::vector<Number> RowColumns::* member) {
 nb::tuple decodes(const RowColumns& columns, nb::list chosen, nb::set out, nb::list request_ids,
                   const std::vector<int64_t>& wanted) {
   std::vector<uint8_t> is_out(columns.rows());
-  for (nb::handle row : out) is_out[row_of(columns, nb::cast<int64_t>(row))] = true;
+  for (nb::handle row : out) is_out[row_of(columns, integer_of(row))] = true;
   std::vector<int64_t> rows, starts, tokens, table_starts;
   for (nb::handle part : chosen) {
-    for (const int64_t row : rows_of(columns, nb::cast<Array>(part))) {
+    const Array array = nb::cast<Array>(part, false);
+    for (const int64_t row : rows_of(columns, array)) {
       if (is_out[row]) continue;
       rows.push_back(row);
       starts.push_back(columns.computed[row]);
@@ -104,7 +113,7 @@ nb::list outputs_of(const RowColumns& columns, const PlainStep& taken, Numbers r
     nb::tuple span = nb::make_tuple(tokens[place]);
     nb::int_ cached(columns.cached_tokens[rows[place]]);
     nb::object id = request_ids[place];
-    nb::object logprob = logprobs.size() ? nb::object(logprobs[place]) : nb::none();
+    nb::object logprob = place < logprobs.size() ? nb::object(logprobs[place]) : nb::none();
     PyObject* fields[] = {id.ptr(), span.ptr(), logprob.ptr(), Py_None, cached.ptr()};
     nb::object output = nb::steal(PyObject_Vectorcall(make.ptr(), fields, 5, nullptr));
     if (!output.is_valid()) nb::raise_python_error();
@@ -116,18 +125,26 @@ nb::list outputs_of(const RowColumns& columns, const PlainStep& taken, Numbers r
 nb::tuple take(RowColumns& columns, Array rows, Array starts, nb::tuple request_ids,
                const std::vector<int64_t>& tokens, nb::list logprobs, int64_t step, double now,
                size_t classes, nb::handle make) {
-  const Numbers numbers = rows_of(columns, rows), begins = numbers_of(starts);
+  // A copy, as `make` may do anything.
+  const RowNumbers chosen(rows.data(), rows.data() + rows.shape(0));
+  const Numbers numbers(chosen), begins = numbers_of(starts);
   const size_t count = numbers.count;
   if (begins.count != count || request_ids.size() != count || tokens.size() != count ||
       (logprobs.size() && logprobs.size() != count)) {
     throw std::invalid_argument("columns of one step are equally long");
   }
   for (const int64_t row : numbers) {
-    if (columns.lane[row] >= int64_t(classes)) throw std::out_of_range("there is no such class");
+    if (!columns.plain[row_of(columns, row)]) continue;
+    if (columns.lane[row] < 0 || columns.lane[row] >= int64_t(classes)) {
+      throw std::out_of_range("there is no such class");
+    }
+    if (columns.computed[row] < 0) throw std::out_of_range("a row has computed less than nothing");
   }
   const PlainStep taken = columns.take(numbers, begins, Numbers(tokens), step, now, classes);
+  std::vector<std::pair<size_t, int64_t>> others;
+  for (const size_t place : taken.others) others.push_back({place, tokens[place]});
   return nb::make_tuple(outputs_of(columns, taken, numbers, tokens, request_ids, logprobs, make),
-                        taken.others, taken.page_ends, taken.gaps, taken.gaps_missed);
+                        others, taken.page_ends, taken.gaps, taken.gaps_missed);
 }
 
 void bind_fit(nb::module_& module) {
@@ -143,7 +160,7 @@ void bind_fit(nb::module_& module) {
 KeyOrder::Key order_key(nb::tuple key) {
   KeyOrder::Key numbers;
   if (key.size() != numbers.size()) throw std::invalid_argument("a key has four numbers");
-  for (size_t at = 0; at < numbers.size(); ++at) numbers[at] = nb::cast<int64_t>(key[at]);
+  for (size_t at = 0; at < numbers.size(); ++at) numbers[at] = integer_of(key[at]);
   return numbers;
 }
 
@@ -189,27 +206,28 @@ void bind_columns(nb::module_& module) {
            },
            "rank"_a)
       .def("past", [](const Columns& self, Array rows) { return self.past(rows_of(self, rows)); },
-           "rows"_a)
+           "rows"_a.noconvert())
       .def("count_unserved_since",
            [](const Columns& self, Array rows, double seconds) {
              return self.count_unserved_since(rows_of(self, rows), seconds);
            },
-           "rows"_a, "seconds"_a)
+           "rows"_a.noconvert(), "seconds"_a)
       .def("without_room",
            [](const Columns& self, Array rows) { return self.without_room(rows_of(self, rows)); },
-           "rows"_a)
+           "rows"_a.noconvert())
       .def("run_within",
            [](const Columns& self, Array rows, double each, double per_past, double seconds) {
              const Columns::Run run =
                  self.run_within(rows_of(self, rows), each, per_past, seconds);
              return nb::make_tuple(run.count, run.past, run.seconds);
            },
-           "rows"_a, "each"_a, "per_past"_a, "seconds"_a)
+           "rows"_a.noconvert(), "each"_a, "per_past"_a, "seconds"_a)
       .def("decodes", &decodes, "chosen"_a, "out"_a, "request_ids"_a, "wanted"_a)
-      .def("take", &take, "rows"_a, "starts"_a, "request_ids"_a, "tokens"_a, "logprobs"_a, "step"_a,
-           "now_seconds"_a, "classes"_a, "make"_a)
+      .def("take", &take, "rows"_a.noconvert(), "starts"_a.noconvert(), "request_ids"_a, "tokens"_a,
+           "logprobs"_a, "step"_a, "now_seconds"_a, "classes"_a, "make"_a)
       .def("fetch",
            [](const Columns& self, int64_t row, int64_t first) {
+             if (first < 0) throw std::out_of_range("there is no such token");
              return self.fetch(row_of(self, row), first);
            },
            "row"_a, "first"_a);

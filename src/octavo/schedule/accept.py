@@ -8,23 +8,28 @@ from octavo.core.request import FinishReason, Request
 from octavo.schedule.plan import RowPlan, RowResult
 from octavo.schedule.sequence import Sequence
 
+_MOST = 2**31 - 1
+"""Token ids and numbers of tokens that native code takes."""
+
 
 def check_fits(request: Request, *, max_context: int, pool_tokens: int) -> None:
     """Refuse a request that could not run even alone.
 
     Raises:
-        InvalidRequest: the prompt is empty, or an id is no 32-bit token id.
+        InvalidRequest: the prompt is empty, an id is no 32-bit token id, or so many tokens are
+            wanted that nobody could count them.
         PromptTooLong: prompt and one new token exceed the served context.
         CapacityError: they exceed the whole KV cache.
     """
     prompt_tokens = len(request.prompt)
     if not prompt_tokens:
         raise InvalidRequest("has no tokens", field="prompt", remedy="give at least one token")
-    if min(request.prompt) < 0 or max(request.prompt) >= 2**31:
-        raise InvalidRequest("has ids that are not from 0 to 2147483647", field="prompt")
-    if request.max_new_tokens < 0:
+    for field, ids in (("prompt", request.prompt), ("stop_token_ids", request.stop_ids)):
+        if ids and (min(ids) < 0 or max(ids) > _MOST):
+            raise InvalidRequest(f"has ids that are not from 0 to {_MOST}", field=field)
+    if not 0 <= request.max_new_tokens <= _MOST:
         raise InvalidRequest(
-            f"must be at least 0, not {request.max_new_tokens}", field="max_tokens"
+            f"must be from 0 to {_MOST}, not {request.max_new_tokens}", field="max_tokens"
         )
     new_tokens = min(request.max_new_tokens, 1)
     wanted = f"the prompt has {prompt_tokens} tokens and {new_tokens} more must fit"

@@ -65,9 +65,9 @@ class Ledger:
 
     def add(self, sequence: Sequence, now: float) -> None:
         """A request arrives."""
-        self.sequences[sequence.id] = sequence
-        self._wait(sequence, now)
         self._push(sequence, now)
+        self._wait(sequence, now)
+        self.sequences[sequence.id] = sequence
 
     def hold_back(self, sequence: Sequence) -> None:
         """Take a waiting request aside until it is let go, unless it sits aside already."""

@@ -82,17 +82,16 @@ class LaneQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Queue a sequence; one that was preempted goes ahead of those that never ran."""
-        self._count += 1
         if sequence.was_preempted:
             insort(self._returning, (sequence.key, sequence))
-            return
-        account = self._account(sequence.request.tenant)
-        if not account.entries:
-            account.served_tokens = max(account.served_tokens, self._least_served())
-        entry = self._entry(sequence)
-        insort(account.entries, entry)
-        if account.entries[0][3] is sequence:
-            self._rank(account)
+        else:
+            account = self._account(sequence.request.tenant)
+            if not account.entries:
+                account.served_tokens = max(account.served_tokens, self._least_served())
+            insort(account.entries, self._entry(sequence))
+            if account.entries[0][3] is sequence:
+                self._rank(account)
+        self._count += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; its state and deadline must be what they were when it was pushed.

@@ -95,9 +95,10 @@ def _take_plain(
         EngineOutput,
     )
     if others:
+        rows = decodes.row_plans([place for place, _ in others])
         singles += [
-            (row, RowResult(row.row, row.request_id, (tokens[place],), _entry(logprobs, place)))
-            for place, row in zip(others, decodes.row_plans(others), strict=True)
+            (row, RowResult(row.row, row.request_id, (token,), _entry(logprobs, place)))
+            for (place, token), row in zip(others, rows, strict=True)
         ]
     ledger.counters.computed_tokens += len(outputs)
     for lane in ledger.lanes:
