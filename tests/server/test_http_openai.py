@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from http_harness import LONG_SETTINGS, Server, octavo_serve
+from http_harness import LONG_SETTINGS, PATIENCE_SECONDS, Server, octavo_serve
 from openai_checks import (
     check_chat,
     check_completions,
@@ -67,6 +67,7 @@ def test_leaving_a_stream_of_the_client_cancels_it(long_server: Server) -> None:
 def test_errors_of_the_engine_have_their_types(long_path: Path) -> None:
     with octavo_serve(long_path, settings=LONG_SETTINGS) as server, client_of(server) as client:
         raised: list[BaseException] = []
+        begun = threading.Event()
 
         def ask(stream: bool) -> None:
             try:
@@ -77,7 +78,8 @@ def test_errors_of_the_engine_have_their_types(long_path: Path) -> None:
                     stream=stream,
                     extra_body={"ignore_eos": True},
                 )
-                list(answer)
+                for _ in answer:
+                    begun.set()
             except openai.APIError as error:
                 raised.append(error)
 
@@ -85,6 +87,8 @@ def test_errors_of_the_engine_have_their_types(long_path: Path) -> None:
         for thread in threads:
             thread.start()
         server.wait_until(lambda: server.metric("octavo_open_calls") == 2)
+        # A stream that has not begun would be told with a status, as the other call is.
+        assert begun.wait(PATIENCE_SECONDS)
         os.kill(server.engine_process(), signal.SIGKILL)
         for thread in threads:
             thread.join()

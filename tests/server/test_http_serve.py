@@ -56,6 +56,9 @@ def test_sigterm_lets_ten_streams_finish(long_path: Path) -> None:
 
         threads = in_threads(10, stream)
         server.wait_until(lambda: server.metric("octavo_open_calls") == 10)
+        # An engine that stands still cannot end the drain before it has been looked at.
+        engine = server.engine_process()
+        os.kill(engine, signal.SIGSTOP)
         server.process.send_signal(signal.SIGTERM)
         server.wait_until(lambda: server.get("/health/ready").status == 503)
         refused = server.post(COMPLETIONS, LONG)
@@ -64,6 +67,7 @@ def test_sigterm_lets_ten_streams_finish(long_path: Path) -> None:
         assert refused.headers["retry-after"] == "1"
         assert refused.headers["connection"] == "close"
         assert server.get("/health/live").status == 200
+        os.kill(engine, signal.SIGCONT)
         for thread in threads:
             thread.join()
         assert server.process.wait(PATIENCE_SECONDS) == 0
