@@ -22,6 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto spin_time = std::chrono::microseconds(200);
 constexpr int pauses_per_clock_read = 64;
+// Read in one turn of a waiting loop: few enough to see soon that the wait is over.
+constexpr uintptr_t ahead_bytes = 256;
 constexpr uint32_t closed = uint32_t{1} << 31;
 
 inline void pause() {
@@ -121,13 +123,30 @@ void Pool::run(int64_t total, int64_t chunk, Range function, void* context) {
   close_region();
 }
 
+void Pool::read_ahead(const void* data, size_t bytes) {
+  ahead_end_.store(0, std::memory_order_relaxed);
+  ahead_.store(reinterpret_cast<uintptr_t>(data), std::memory_order_relaxed);
+  ahead_end_.store(reinterpret_cast<uintptr_t>(data) + bytes, std::memory_order_relaxed);
+}
+
+// One turn of a waiting loop.
+void Pool::read_ahead_line() {
+  if (ahead_.load(std::memory_order_relaxed) >= ahead_end_.load(std::memory_order_relaxed)) {
+    return pause();
+  }
+  const uintptr_t at = ahead_.fetch_add(ahead_bytes, std::memory_order_relaxed);
+  for (uintptr_t line = 0; line < ahead_bytes; line += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(at + line), 0, 2);
+  }
+}
+
 // Waits for the workers that entered, not for those still asleep: on a busy machine a worker may
 // get its core only after the others have done all there was.
 void Pool::close_region() {
   entry_.fetch_or(closed, std::memory_order_acq_rel);
   const auto start = Clock::now();
   for (int pauses = 0; entry_.load(std::memory_order_acquire) != closed;) {
-    pause();
+    read_ahead_line();
     if (++pauses % pauses_per_clock_read == 0 && Clock::now() - start > spin_time) {
       // A worker lost its core to another process: let it have this one.
       std::this_thread::yield();
@@ -156,7 +175,7 @@ void Pool::serve(int worker) {
 void Pool::wait_for_region(uint32_t seen) {
   const auto start = Clock::now();
   for (int pauses = 0; region_.load(std::memory_order_acquire) == seen;) {
-    pause();
+    read_ahead_line();
     if (++pauses % pauses_per_clock_read != 0 || Clock::now() - start < spin_time) continue;
     // The count goes up before the word is read again, and the caller changes the word before it
     // reads the count: one of the two always sees the other.

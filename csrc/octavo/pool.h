@@ -23,6 +23,10 @@ class Pool {
 
   int threads() const { return threads_; }
 
+  // What threads read into the caches while they wait for others, in or between regions: memory
+  // that a region to come will need. Replaces what was set before; no bytes mean nothing.
+  void read_ahead(const void* data, size_t bytes);
+
   // Calls f(begin, end, worker) on disjoint ranges of at most `chunk` that cover [0, total);
   // 0 <= worker < threads(). Ranges are handed out dynamically, so f's result must not depend on
   // who runs what. Returns when all are done. One caller at a time; f must neither throw nor call
@@ -45,6 +49,7 @@ class Pool {
   void serve(int worker);
   void wait_for_region(uint32_t seen);
   void close_region();
+  void read_ahead_line();
   void stop();
 
   const int threads_;
@@ -60,6 +65,10 @@ class Pool {
   // Workers inside the region, and a bit that says that no more may enter.
   alignas(64) std::atomic<uint32_t> entry_;
   alignas(64) std::atomic<int64_t> next_{0};
+  // What is left to read ahead. Taken apart by anybody at any time: a reader that meets two halves
+  // of different ranges prefetches in vain.
+  alignas(64) std::atomic<uintptr_t> ahead_{0};
+  std::atomic<uintptr_t> ahead_end_{0};
 };
 
 }  // namespace octavo

@@ -9,6 +9,15 @@ namespace {
 
 constexpr size_t kMostTargets = 8;
 
+// Less than a core's share of the last cache, more than there is time for.
+constexpr size_t kMostReadAhead = size_t(1) << 20;
+
+// The matrix that an operation multiplies by, or -1.
+int32_t matrix_of(const Operation& operation) {
+  if (operation.code == Opcode::Linear) return operation.ints[2];
+  return operation.code == Opcode::Logits ? operation.ints[1] : -1;
+}
+
 }  // namespace
 
 void Model::run(const StepInput& input, float* logits) { run_step(input, logits, nullptr); }
@@ -47,8 +56,27 @@ size_t Model::run_linears(size_t first) {
                                   needs_.widths[first + count],
                                   ints[4] < 0 ? nullptr : slot(ints[4])};
   }
+  read_ahead(first + count);
   operators_.linear(pool_, targets, int(count), activations_);
   return count;
+}
+
+// Lets waiting threads fetch the beginning of what the program multiplies by next, from `operation`
+// on, or in the next step: small steps are bound by the memory, which rests while a thread waits.
+void Model::read_ahead(size_t operation) {
+  while (operation < program_.size() && matrix_of(program_[operation]) < 0) ++operation;
+  if (operation == program_.size()) operation = 0;
+  while (matrix_of(program_[operation]) < 0) ++operation;
+  const uint8_t* begin = matrices_[size_t(matrix_of(program_[operation]))].data;
+  const uint8_t* end = begin;
+  // Neighbours in the program are neighbours in memory when they were added in this order.
+  for (; operation < program_.size(); ++operation) {
+    const int32_t matrix = matrix_of(program_[operation]);
+    if (matrix < 0 || matrices_[size_t(matrix)].data != end) break;
+    end += matrices_[size_t(matrix)].panel_bytes * size_t(matrices_[size_t(matrix)].panels);
+  }
+  const size_t bytes = size_t(end - begin);
+  pool_.read_ahead(begin, bytes < kMostReadAhead ? bytes : kMostReadAhead);
 }
 
 void Model::run_operation(const Operation& operation, int64_t width, const StepInput& input) {

@@ -105,6 +105,7 @@ class Model {
   void fill_rotations(const StepInput& input);
   void run_operation(const Operation& operation, int64_t width, const StepInput& input);
   size_t run_linears(size_t first);
+  void read_ahead(size_t operation);
   void run_gate(const Operation& operation, size_t tokens, size_t width);
   void run_attention(const Operation& operation, const StepInput& input);
   void run_head(const StepInput& input, float* logits, const LogitJobs* jobs);

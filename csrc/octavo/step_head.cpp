@@ -55,6 +55,7 @@ void Model::head_block(size_t rows, float* y, const LogitSink* sink) {
                                    settings_.activations, activations_);
     const LinearTarget target{&matrices_[head.ints[1]], nullptr, y,   needs_.vocabulary,
                               nullptr,                  head.floats[0], sink};
+    read_ahead(program_.size());
     operators_.linear(pool_, &target, 1, activations_);
   });
 }
