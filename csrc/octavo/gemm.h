@@ -101,8 +101,8 @@ inline void integer_panel(const PackedWeight& weight, const uint8_t* panel,
   const bool spread = rows >= first_spread_rows(weight);
   const TileKernels kernels = kernels_for(weight.format, spread);
   const int64_t blocks = weight.width / block_inputs;
-  const int64_t most =
-      weight.knobs.tile_rows < max_tile_rows ? weight.knobs.tile_rows : max_tile_rows;
+  const int64_t widest = rows <= most_paired_rows ? 2 : max_tile_rows;
+  const int64_t most = weight.knobs.tile_rows < widest ? weight.knobs.tile_rows : widest;
   const int64_t tiles = (rows + most - 1) / most;
   const int block_lines = static_cast<int>((weight.block_bytes + 63) / 64);
   // A lone row reads ahead in its own stream; more rows leave time to fetch the next panel, a

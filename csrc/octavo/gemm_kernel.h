@@ -62,9 +62,15 @@ OCTAVO_INLINE float scaled_code_sum(const ActivationGroup& group, int part) {
   return group.scale * static_cast<float>(code_sum<Format>(group, part));
 }
 
-OCTAVO_INLINE void prefetch_block(const TileArguments& a, int64_t block) {
+// The share of a block in what is fetched, in one of `passes` over the blocks: memory that waits for
+// the last pass stands idle in the others.
+OCTAVO_INLINE void prefetch_block(const TileArguments& a, int64_t block, int pass = 0,
+                                  int passes = 1) {
   const uint8_t* line = a.prefetch + static_cast<size_t>(block) * a.prefetch_lines * 64;
-  for (int i = 0; i < a.prefetch_lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
+  const int end = a.prefetch_lines * (pass + 1) / passes;
+  for (int i = a.prefetch_lines * pass / passes; i < end; ++i) {
+    __builtin_prefetch(line + i * 64, 0, 2);
+  }
 }
 
 }  // namespace octavo::OCTAVO_TIER

@@ -18,6 +18,9 @@ namespace octavo::OCTAVO_TIER {
 
 // Six rows of two registers of channels: 12 sums and what makes them fill the 16 registers.
 constexpr int max_tile_rows = 6;
+// Few rows wait for the memory. Tiles of two take all channels of a block in one pass, line after
+// line, larger ones every second line in each of two passes, which the processor fetches later.
+constexpr int64_t most_paired_rows = 8;
 // A lone row takes the bits out of their planes as it goes.
 constexpr bool reads_planes = true;
 
@@ -263,7 +266,7 @@ OCTAVO_INLINE void run_tile(const TileArguments& a, const int8_t* x, int64_t x_s
     BlockPointers p{a.scales + 16 * column, a.codes + 32 * column, x, x_stride, a.groups,
                     a.sums + 8 * column};
     for (int64_t block = 0; block < a.blocks; ++block) {
-      if (column == 0) prefetch_block(a, block);
+      prefetch_block(a, block, column / columns, 4 / columns);
       for (int part = 0; part < Format::groups; ++part) {
         add_group<Rows, columns, Format>(a, p, part);
       }

@@ -13,6 +13,8 @@ constexpr int max_tile_rows = 6;
 #else
 constexpr int max_tile_rows = 1;
 #endif
+// All rows of a tile take a block in one pass, so wider tiles only save work.
+constexpr int64_t most_paired_rows = 0;
 constexpr bool reads_planes = false;
 
 template <class Format>
