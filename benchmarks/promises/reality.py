@@ -9,7 +9,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from benchmarks.promises.loads import mix, open_loop, shared_prefix, varied
 from benchmarks.promises.sides import octavo
@@ -28,6 +28,7 @@ from octavo.plan.records import Record
 from octavo.plan.setup import build_scheduler, plan_cache
 from octavo.plan.simulator import SimulatedClock, Simulation
 from octavo.plan.traces import TraceRequest
+from octavo.schedule.cost import FEATURES
 
 LOADS: dict[str, Callable[[int], Timetable]] = {
     "mix": lambda seed: mix(seed),
@@ -60,23 +61,47 @@ class _Side:
     spreads: dict[str, Spread]
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A load on a server, its profile before it, and texts of /metrics before and after it."""
+
+    name: str
+    load: Timetable
+    profile: Profile
+    before: str
+    after: str
+    spreads: dict[str, Spread]
+
+
 def measure_reality(options: argparse.Namespace) -> dict[str, object]:
     """Print how far the simulator is from the server; the numbers."""
     flags = [f"compute.threads={options.threads}", *options.set]
     settings = load_settings(environment={}, flags=flags).settings
     given = None if options.profile is None else read_profile(options.profile)
+    runs = [
+        _measured(options, given, make(seed), f"{name} {seed + 1}", name)
+        for name, make in LOADS.items()
+        for seed in range(options.runs)
+    ]
+    after = given
+    if after is None:
+        with octavo(options) as server:
+            after = _learned(server.url)
     figures: list[Figure] = []
     profiles: list[Profile] = []
     print(f"{'load':<16}{'figure':<18}{'measured':>12}{'simulated':>12}{'ratio':>7}")
-    for name, make in LOADS.items():
+    afters = [*(each.profile for each in runs[1:]), after]
+    for name in LOADS:
         measured: list[_Side] = []
         simulated: list[_Side] = []
-        for seed in range(options.runs):
-            load = make(seed)
-            profile, real, predicted_seconds = _measured(options, given, load, f"{name} {seed + 1}")
+        for each, following in zip(runs, afters, strict=True):
+            if each.name != name:
+                continue
+            profile = mean_profile(each.profile, following)
             profiles.append(profile)
-            measured.append(real)
-            simulated.append(_Side(predicted_seconds, simulate(settings, profile, load)))
+            seconds, predicted_seconds = step_seconds(profile.cost, each.before, each.after)
+            measured.append(_Side(seconds, each.spreads))
+            simulated.append(_Side(predicted_seconds, simulate(settings, profile, each.load)))
         for figure in _figures(name, measured, simulated):
             figures.append(figure)
             print(
@@ -90,29 +115,43 @@ def measure_reality(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _measured(
-    options: argparse.Namespace, given: Profile | None, load: Timetable, name: str
-) -> tuple[Profile, _Side, float]:
-    """A run; the profile it is simulated with, and the time of its steps by that profile.
+def mean_profile(one: Profile, other: Profile) -> Profile:
+    """The mean of two profiles of one model: the machine may have changed its speed in between."""
+    costs = {name: _mean(one.cost, other.cost, name) for name in (*FEATURES, "error")}
+    return replace(
+        one,
+        cost=replace(one.cost, **costs),
+        p90_error=_mean(one, other, "p90_error"),
+        between_seconds=_mean(one, other, "between_seconds"),
+    )
 
-    Where none is given, the server learns one just before: the speed of machines changes within
-    minutes. It learns from a load that is none of those compared here.
+
+def _mean(one: object, other: object, name: str) -> float:
+    return statistics.mean((getattr(one, name), getattr(other, name)))
+
+
+def _measured(
+    options: argparse.Namespace, given: Profile | None, load: Timetable, title: str, name: str
+) -> _Run:
+    """A run, on a server that has just learned its step times where no profile is given.
+
+    It learns them from a load that is none of those compared here.
     """
     with octavo(options) as server:
         target = Target.parse(server.url)
         profile = given or _learned(server.url)
         company = Company([server.process_id, *server.children()])
         before = _metrics(server.url)
-        records = run(target, load, Options(), name=name).records
-        print(f"{name}: others took {company.seconds():.1f} s of CPU time", file=sys.stderr)
-        seconds, predicted_seconds = step_seconds(profile.cost, before, _metrics(server.url))
+        records = run(target, load, Options(), name=title).records
+        print(f"{title}: others took {company.seconds():.1f} s of CPU time", file=sys.stderr)
+        after = _metrics(server.url)
     whole = [each for each in records if each.answer.failure is None and each.answer.text_seconds]
     spreads = _known(
         TTFT=Spread.of(each.answer.text_seconds[0] - each.due_seconds for each in whole),
         TPOT=Spread.of(each for each in map(tpot_of, whole) if each is not None),
         **{"end to end": Spread.of(each.answer.end_seconds - each.due_seconds for each in whole)},
     )
-    return profile, _Side(seconds, spreads), predicted_seconds
+    return _Run(name, load, profile, before, after, spreads)
 
 
 def _learned(url: str) -> Profile:
