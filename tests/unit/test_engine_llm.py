@@ -64,9 +64,14 @@ def test_integers_of_numpy_are_token_ids(llm: LLM) -> None:
     assert output.prompt_token_ids == (3, 4, 5)
     assert {type(token) for token in output.prompt_token_ids} == {int}
     assert output.token_ids == llm.generate([3, 4, 5], GREEDY)[0].token_ids
+    (listed,) = llm.generate([np.array([3, 4, 5])], GREEDY)  # type: ignore[list-item]
+    assert listed.token_ids == output.token_ids
 
 
-@pytest.mark.parametrize("prompts", [None, 5, {"a": 1}, b"abc", [b"abc"], [None], [1.5], [True]])
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 5, {"a": 1}, b"abc", [b"abc"], [None], [1.5], [True], [np.array([[1, 2]])]],
+)
 def test_what_is_no_prompt_is_refused(llm: LLM, prompts: object) -> None:
     with pytest.raises(InvalidRequest, match=r"must be text|must hold integers"):
         llm.generate(prompts, GREEDY)  # type: ignore[arg-type]

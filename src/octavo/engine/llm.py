@@ -255,7 +255,8 @@ def _listed(prompts: object) -> tuple[list[Prompt], bool]:
             field="prompts",
         )
     listed = list(prompts)
-    if listed and hasattr(listed[0], "__index__"):
+    # Arrays have the method too, and fail in it unless they hold a single number.
+    if listed and hasattr(listed[0], "__index__") and not isinstance(listed[0], Iterable):
         return [listed], True
     return listed, False
 

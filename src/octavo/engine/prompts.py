@@ -143,11 +143,14 @@ def checked_ids(prompt: object, vocabulary_size: int, field: str) -> tuple[int, 
         )
     ids = []
     for position, token in enumerate(prompt):
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
+        try:
+            if isinstance(token, bool):
+                raise TypeError
+            ids.append(operator.index(token))
+        except TypeError:
             raise InvalidRequest(
                 f"must hold integers, not {type(token).__name__}", field=f"{field}[{position}]"
-            )
-        ids.append(operator.index(token))
+            ) from None
         if not 0 <= ids[-1] < vocabulary_size:
             raise InvalidRequest(
                 f"token id {shown(ids[-1], 40)} is not in the vocabulary",
