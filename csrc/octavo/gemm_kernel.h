@@ -62,16 +62,26 @@ OCTAVO_INLINE float scaled_code_sum(const ActivationGroup& group, int part) {
   return group.scale * static_cast<float>(code_sum<Format>(group, part));
 }
 
-// The share of a block in what is fetched, in one of `passes` over the blocks: memory that waits for
-// the last pass stands idle in the others.
-OCTAVO_INLINE void prefetch_block(const TileArguments& a, int64_t block, int pass = 0,
-                                  int passes = 1) {
-  const uint8_t* line = a.prefetch + static_cast<size_t>(block) * a.prefetch_lines * 64;
-  const int end = a.prefetch_lines * (pass + 1) / passes;
-  for (int i = a.prefetch_lines * pass / passes; i < end; ++i) {
-    __builtin_prefetch(line + i * 64, 0, 2);
+// What a pass over the blocks fetches. Each of several passes has its share: memory that is all wanted
+// in the first one stands idle in the others.
+struct Prefetch {
+  const uint8_t* begin;
+  int block_lines;
+  int lines;
+
+  OCTAVO_INLINE Prefetch(const TileArguments& a, int pass, int passes) {
+    const int first = a.prefetch_lines * pass / passes;
+    begin = a.prefetch + static_cast<size_t>(first) * 64;
+    block_lines = a.prefetch_lines;
+    lines = a.prefetch_lines * (pass + 1) / passes - first;
   }
-}
+
+  OCTAVO_INLINE void fetch(int64_t block) const {
+    if (lines == 0) return;
+    const uint8_t* line = begin + static_cast<size_t>(block) * block_lines * 64;
+    for (int i = 0; i < lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
+  }
+};
 
 }  // namespace octavo::OCTAVO_TIER
 

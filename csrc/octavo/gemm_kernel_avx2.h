@@ -265,8 +265,9 @@ OCTAVO_INLINE void run_tile(const TileArguments& a, const int8_t* x, int64_t x_s
   for (int column = 0; column < 4; column += columns) {
     BlockPointers p{a.scales + 16 * column, a.codes + 32 * column, x, x_stride, a.groups,
                     a.sums + 8 * column};
+    const Prefetch ahead(a, column / columns, 4 / columns);
     for (int64_t block = 0; block < a.blocks; ++block) {
-      prefetch_block(a, block, column / columns, 4 / columns);
+      ahead.fetch(block);
       for (int part = 0; part < Format::groups; ++part) {
         add_group<Rows, columns, Format>(a, p, part);
       }

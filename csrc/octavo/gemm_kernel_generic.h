@@ -62,8 +62,9 @@ void tile_kernel(const TileArguments& a) {
   }
   const uint8_t* scales = a.scales;
   const uint8_t* codes = a.codes;
+  const Prefetch ahead(a, 0, 1);
   for (int64_t block = 0; block < a.blocks; ++block) {
-    prefetch_block(a, block);
+    ahead.fetch(block);
     for (int part = 0; part < Format::groups; ++part) {
       simd::I16 sums[Rows][2];
       integer_sums<Rows, Format>(a, codes, block, part, sums);
