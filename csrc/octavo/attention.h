@@ -121,11 +121,20 @@ inline int first_tile(int segment, int lowest) {
   return lowest > segment ? lowest / kTileTokens * kTileTokens : segment;
 }
 
+// The first tile that a task reads of a segment.
+template <class Element>
+inline Tile<Element, Element> segment_tile(const AttentionCall& call, const AttentionTask& task,
+                                           int segment) {
+  return task_tile<Element>(call, task, first_tile(segment, task_lowest(call, task)));
+}
+
 // One segment (absolute positions [segment, segment + 512)) into a fresh state. Tiles below
-// `fetch_end` are asked for ahead of time; the first one is the caller's to ask for.
+// `fetch_end` are asked for ahead of time, and after them the first one of `following`, if any; the
+// segment's own first tile is the caller's to ask for.
 template <class Element>
 inline void attend_segment(const AttentionCall& call, const AttentionTask& task,
-                           const RowBlock& block, int segment, int fetch_end, const State& state) {
+                           const RowBlock& block, int segment, int fetch_end,
+                           const AttentionTask* following, const State& state) {
   clear_state(state, block.rows, call.head_dim);
   const int highest = task_highest(task);
   const int stop = highest < segment + kSegmentTokens ? highest : segment + kSegmentTokens;
@@ -133,8 +142,13 @@ inline void attend_segment(const AttentionCall& call, const AttentionTask& task,
   Tile<Element, Element> tile = task_tile<Element>(call, task, start), next;
   for (; start < stop; start += kTileTokens, tile = next) {
     const bool more = start + kTileTokens < fetch_end;
-    if (more) next = task_tile<Element>(call, task, start + kTileTokens);
-    attend_block(call, block, start, tile, more ? &next : nullptr, state);
+    if (more) {
+      next = task_tile<Element>(call, task, start + kTileTokens);
+    } else if (following != nullptr) {
+      next = segment_tile<Element>(call, *following, first_segment(call, *following));
+    }
+    const bool fetches = more || following != nullptr;
+    attend_block(call, block, start, tile, fetches ? &next : nullptr, state);
   }
 }
 
@@ -242,23 +256,24 @@ inline void write_output(const AttentionCall& call, const AttentionTask& task, c
   }
 }
 
-// Asks for the first tile of a segment, which nothing came before to do it by and by.
+// Asks for the first tile of a segment at once, where nothing came before to do it by and by.
 template <class Element>
 inline void fetch_segment(const AttentionCall& call, const AttentionTask& task, int segment) {
-  const int start = first_tile(segment, task_lowest(call, task));
-  fetch_tile(task_tile<Element>(call, task, start), call.head_dim);
+  fetch_tile(segment_tile<Element>(call, task, segment), call.head_dim);
 }
 
+// `following` is the task that this thread will take next, as far as that is known, or null.
 template <class Element>
-inline void attention_task(const AttentionCall& call, const AttentionTask& task, float* scratch) {
+inline void attention_task(const AttentionCall& call, const AttentionTask& task,
+                           const AttentionTask* following, float* scratch) {
   const int rows = task.tokens * (call.heads / call.kv_heads), highest = task_highest(task);
   const int first = first_segment(call, task);
   fetch_segment<Element>(call, task, first);
   const TaskScratch cut = cut_scratch(scratch, rows, call.head_dim);
   const RowBlock block = gather_rows<Element>(call, task, cut);
-  attend_segment<Element>(call, task, block, first, highest, cut.total);
+  attend_segment<Element>(call, task, block, first, highest, following, cut.total);
   for (int segment = first + kSegmentTokens; segment < highest; segment += kSegmentTokens) {
-    attend_segment<Element>(call, task, block, segment, highest, cut.next);
+    attend_segment<Element>(call, task, block, segment, highest, following, cut.next);
     merge_state(cut.total, cut.next, rows, call.head_dim);
   }
   write_output(call, task, cut.total);
@@ -314,7 +329,7 @@ inline void split_attention(Pool& pool, const AttentionCall& call, const Attenti
           const TaskScratch cut = cut_scratch(scratch, rows, call.head_dim);
           const RowBlock block = gather_rows<Element>(call, tasks[task], cut);
           attend_segment<Element>(call, tasks[task], block, segment,
-                                  highest < after ? highest : after,
+                                  highest < after ? highest : after, nullptr,
                                   part_state(call, plan, task, index, rows));
         }
       });
@@ -342,7 +357,8 @@ inline void run_attention(Pool& pool, const AttentionCall& call, const Attention
   pool.parallel_for(count, 1, [&](size_t begin, size_t end, int worker) {
     float* scratch = call.scratch + size_t(worker) * call.scratch_floats;
     for (size_t task = begin; task < end; ++task) {
-      attention_task<Element>(call, tasks[task], scratch);
+      const size_t next = task + 1 < end ? task + 1 : size_t(pool.upcoming());
+      attention_task<Element>(call, tasks[task], next < count ? tasks + next : nullptr, scratch);
     }
   });
 }

@@ -106,6 +106,7 @@ void Pool::run(int64_t total, int64_t chunk, Range function, void* context) {
   if (chunk < 1) chunk = 1;
   if (threads_ == 1 || total <= chunk) {
     for (int64_t begin = 0; begin < total; begin += chunk) {
+      next_.store(begin + chunk, std::memory_order_relaxed);
       function(context, begin, begin + chunk < total ? begin + chunk : total, 0);
     }
     return;
