@@ -62,8 +62,8 @@ OCTAVO_INLINE float scaled_code_sum(const ActivationGroup& group, int part) {
   return group.scale * static_cast<float>(code_sum<Format>(group, part));
 }
 
-// What a pass over the blocks fetches. Each of several passes has its share: memory that is all wanted
-// in the first one stands idle in the others.
+// What a pass over the blocks fetches. Each of several passes has its share: memory that is all
+// wanted in the first one stands idle in the others.
 struct Prefetch {
   const uint8_t* begin;
   int block_lines;
