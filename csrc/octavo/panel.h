@@ -53,7 +53,7 @@ constexpr int32_t most_block_rows = 96;
 // How a product with one weight is cut up. No choice changes a bit of the result, so they may be
 // measured on a machine and kept, see compute/kernels/cpu/tuning.py.
 struct LinearKnobs {
-  // Most rows of a micro-kernel's tile; the tier may have fewer.
+  // Most rows of a micro-kernel's tile; the tier may have fewer, above all where there are few rows.
   int32_t tile_rows = 8;
   // Term rows that go through a panel before the next panel is read.
   int32_t block_rows = most_block_rows;

@@ -23,8 +23,8 @@ class Pool {
 
   int threads() const { return threads_; }
 
-  // Inside a region: where the range begins that is handed out next, if there is one more. Others may
-  // take it first.
+  // Inside a region: where the range begins that is handed out next, if there is one more. Others
+  // may take it first.
   int64_t upcoming() const { return next_.load(std::memory_order_relaxed); }
 
   // What threads read into the caches while they wait for others, in or between regions: memory

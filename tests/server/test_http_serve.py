@@ -59,15 +59,17 @@ def test_sigterm_lets_ten_streams_finish(long_path: Path) -> None:
         # An engine that stands still cannot end the drain before it has been looked at.
         engine = server.engine_process()
         os.kill(engine, signal.SIGSTOP)
-        server.process.send_signal(signal.SIGTERM)
-        server.wait_until(lambda: server.get("/health/ready").status == 503)
-        refused = server.post(COMPLETIONS, LONG)
-        assert refused.status == 503
-        assert refused.error["code"] == "shutting_down"
-        assert refused.headers["retry-after"] == "1"
-        assert refused.headers["connection"] == "close"
-        assert server.get("/health/live").status == 200
-        os.kill(engine, signal.SIGCONT)
+        try:
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_until(lambda: server.get("/health/ready").status == 503)
+            refused = server.post(COMPLETIONS, LONG)
+            assert refused.status == 503
+            assert refused.error["code"] == "shutting_down"
+            assert refused.headers["retry-after"] == "1"
+            assert refused.headers["connection"] == "close"
+            assert server.get("/health/live").status == 200
+        finally:
+            os.kill(engine, signal.SIGCONT)
         for thread in threads:
             thread.join()
         assert server.process.wait(PATIENCE_SECONDS) == 0

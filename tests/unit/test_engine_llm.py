@@ -66,11 +66,18 @@ def test_integers_of_numpy_are_token_ids(llm: LLM) -> None:
     assert output.token_ids == llm.generate([3, 4, 5], GREEDY)[0].token_ids
     (listed,) = llm.generate([np.array([3, 4, 5])], GREEDY)  # type: ignore[list-item]
     assert listed.token_ids == output.token_ids
+    # Without dimensions an array is a number, as the items of a tensor are.
+    (single,) = llm.generate([np.array(3), np.array(4), np.array(5)], GREEDY)  # type: ignore[list-item]
+    assert single.token_ids == output.token_ids
 
 
 @pytest.mark.parametrize(
     "prompts",
-    [None, 5, {"a": 1}, b"abc", [b"abc"], [None], [1.5], [True], [np.array([[1, 2]])]],
+    [
+        *(None, 5, {"a": 1}, [None], [1.5], [True]),
+        *(b"abc", [b"abc"], bytearray(b"abc"), [memoryview(b"abc")]),
+        *(np.array(5), [np.array([[1, 2]])]),
+    ],
 )
 def test_what_is_no_prompt_is_refused(llm: LLM, prompts: object) -> None:
     with pytest.raises(InvalidRequest, match=r"must be text|must hold integers"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,7 @@ from octavo.core.settings_load import load_settings
 from octavo.engine.assemble import Assembly, assemble
 from octavo.engine.client import Client, Prompt, Stream
 from octavo.engine.outputs import LogprobEntry, RequestOutput
-from octavo.engine.prompts import Prepared, checked_ids
+from octavo.engine.prompts import NO_LISTS, Prepared, checked_ids
 from octavo.text.templates import encode_chat
 from octavo.text.tokenizer import Tokenizer
 
@@ -247,16 +247,18 @@ class LLM:
 
 def _listed(prompts: object) -> tuple[list[Prompt], bool]:
     """The prompts, and whether one alone (text, or a flat list of ids) was given."""
-    if isinstance(prompts, str | bytes):
-        return [prompts], True
-    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
+    if isinstance(prompts, (str, *NO_LISTS)):
+        return [prompts], True  # type: ignore[list-item]
+    try:
+        listed: list[Any] = list(prompts)  # type: ignore[call-overload]
+    except TypeError:
         raise InvalidRequest(
             f"must be text, token ids, or a list of these, not {type(prompts).__name__}",
             field="prompts",
-        )
-    listed = list(prompts)
-    # Arrays have the method too, and fail in it unless they hold a single number.
-    if listed and hasattr(listed[0], "__index__") and not isinstance(listed[0], Iterable):
+        ) from None
+    # Arrays have the method too; without dimensions they are numbers.
+    first_is_number = listed and hasattr(listed[0], "__index__")
+    if first_is_number and not getattr(listed[0], "ndim", 0):
         return [listed], True
     return listed, False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from octavo.text.checks import check_text
 if TYPE_CHECKING:  # a process that sees no text does not load the tokenizer
     from octavo.text.tokenizer import Tokenizer
 
+NO_LISTS = (bytes, bytearray, memoryview, Mapping)
+"""What yields integers or keys, and is no list of token ids."""
 _SEED_MASK = 2**64 - 1
 
 
@@ -137,12 +139,16 @@ def checked_ids(prompt: object, vocabulary_size: int, field: str) -> tuple[int, 
     Raises:
         InvalidRequest: not a list of integers, or an id outside the vocabulary.
     """
-    if not isinstance(prompt, Iterable) or isinstance(prompt, (bytes, bytearray, Mapping)):
+    try:
+        if isinstance(prompt, NO_LISTS):
+            raise TypeError
+        tokens = list(prompt)  # type: ignore[call-overload]
+    except TypeError:
         raise InvalidRequest(
             f"must be text or a list of token ids, not {type(prompt).__name__}", field=field
-        )
-    ids = []
-    for position, token in enumerate(prompt):
+        ) from None
+    ids: list[int] = []
+    for position, token in enumerate(tokens):
         try:
             if isinstance(token, bool):
                 raise TypeError

@@ -21,7 +21,7 @@ _LEAST_GAIN = 0.03
 """Less than this is noise, and the default stays."""
 
 CANDIDATES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "tile_rows": ((2, 3, 4, 5, 6), (4, 16, 64)),
+    "tile_rows": ((2, 3, 4, 5, 6), (16, 64)),
     "spread_rows": ((4, 12, 24, 48, 1 << 20), (4, 16, 32)),
     "block_rows": ((24, 48, 96), (64, 192)),
     "chunks_per_thread": ((2, 4, 8, 16, 32), (1, 16)),
