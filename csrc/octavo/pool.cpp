@@ -24,6 +24,8 @@ constexpr auto spin_time = std::chrono::microseconds(200);
 constexpr int pauses_per_clock_read = 64;
 // Read in one turn of a waiting loop: few enough to see soon that the wait is over.
 constexpr uintptr_t ahead_bytes = 256;
+// More threads would wait for the counter that they take their parts from.
+constexpr int most_ahead_workers = 4;
 constexpr uint32_t closed = uint32_t{1} << 31;
 
 inline void pause() {
@@ -131,10 +133,9 @@ void Pool::read_ahead(const void* data, size_t bytes) {
 }
 
 // One turn of a waiting loop.
-void Pool::read_ahead_line() {
-  if (ahead_.load(std::memory_order_relaxed) >= ahead_end_.load(std::memory_order_relaxed)) {
-    return pause();
-  }
+void Pool::wait_a_turn(int worker) {
+  const uintptr_t end = ahead_end_.load(std::memory_order_relaxed);
+  if (worker >= most_ahead_workers || ahead_.load(std::memory_order_relaxed) >= end) return pause();
   const uintptr_t at = ahead_.fetch_add(ahead_bytes, std::memory_order_relaxed);
   for (uintptr_t line = 0; line < ahead_bytes; line += 64) {
     __builtin_prefetch(reinterpret_cast<const void*>(at + line), 0, 2);
@@ -147,7 +148,7 @@ void Pool::close_region() {
   entry_.fetch_or(closed, std::memory_order_acq_rel);
   const auto start = Clock::now();
   for (int pauses = 0; entry_.load(std::memory_order_acquire) != closed;) {
-    read_ahead_line();
+    wait_a_turn(0);
     if (++pauses % pauses_per_clock_read == 0 && Clock::now() - start > spin_time) {
       // A worker lost its core to another process: let it have this one.
       std::this_thread::yield();
@@ -165,7 +166,7 @@ void Pool::take_chunks(int worker) {
 
 void Pool::serve(int worker) {
   for (uint32_t seen = 0;;) {
-    wait_for_region(seen);
+    wait_for_region(seen, worker);
     seen = region_.load(std::memory_order_acquire);
     if (stopping_) return;
     if ((entry_.fetch_add(1, std::memory_order_acquire) & closed) == 0) take_chunks(worker);
@@ -173,10 +174,10 @@ void Pool::serve(int worker) {
   }
 }
 
-void Pool::wait_for_region(uint32_t seen) {
+void Pool::wait_for_region(uint32_t seen, int worker) {
   const auto start = Clock::now();
   for (int pauses = 0; region_.load(std::memory_order_acquire) == seen;) {
-    read_ahead_line();
+    wait_a_turn(worker);
     if (++pauses % pauses_per_clock_read != 0 || Clock::now() - start < spin_time) continue;
     // The count goes up before the word is read again, and the caller changes the word before it
     // reads the count: one of the two always sees the other.

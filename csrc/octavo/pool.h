@@ -51,9 +51,9 @@ class Pool {
   void run(int64_t total, int64_t chunk, Range function, void* context);
   void take_chunks(int worker);
   void serve(int worker);
-  void wait_for_region(uint32_t seen);
+  void wait_for_region(uint32_t seen, int worker);
   void close_region();
-  void read_ahead_line();
+  void wait_a_turn(int worker);
   void stop();
 
   const int threads_;
