@@ -63,6 +63,16 @@ def test_help_loads_nothing_heavy() -> None:
     assert in_process(code).stderr.strip() == "[]"
 
 
+def test_a_frontend_loads_no_scheduler() -> None:
+    code = (
+        "import sys, octavo.cli.serving, octavo.access.http.app, octavo.access.http.server;"
+        "from octavo.engine.client import AsyncEngineClient;"
+        "rooms = ('octavo.schedule', 'octavo.memory', 'octavo.compute');"
+        "print([name for name in sys.modules if name.startswith(rooms)])"
+    )
+    assert in_process(code).stdout.strip() == "[]"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(capsys, "--version") == (0, f"octavo {__version__}\n", "")
 

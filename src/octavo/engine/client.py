@@ -21,7 +21,6 @@ from octavo.core.ids import RequestId
 from octavo.core.output import EngineOutput
 from octavo.core.request import FinishReason
 from octavo.core.sampling import SamplingParams
-from octavo.engine.engine import Engine
 from octavo.engine.handle import Handle
 from octavo.engine.idle import IdleRest
 from octavo.engine.outputs import Alternative, Completion, Delta, LogprobEntry, RequestOutput, Usage
@@ -30,6 +29,7 @@ from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from octavo.engine.calls import AsyncCall
+    from octavo.engine.engine import Engine
     from octavo.engine.messages import EngineFacts
     from octavo.engine.remote import AsyncEngineClient
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
-from octavo.engine.engine import Engine
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
 
 _LONGEST_WAIT_SECONDS = 60.0
 """The thread looks so often whether its engine is still there, and still at work."""
