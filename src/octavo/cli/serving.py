@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from octavo.core import heap
 from octavo.core.settings import Settings
 from octavo.engine.supervisor import RestartPolicy, Supervisor
 
@@ -180,6 +181,7 @@ class Serving:
         from octavo.observe.prometheus import ServingMetrics
 
         tokenizer, template = open_text(self.path, pre=self.settings.pre_tokenizer)
+        heap.trim()
         scheduler = self.settings.scheduler
         metrics = ServingMetrics(self.model_names[0], classes=scheduler.service_classes)
         return Service(
