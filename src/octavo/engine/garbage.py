@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import gc
 
-from octavo.core import heap
-
 _YOUNG_OBJECTS = 50_000
 _PARTS = 20
 
@@ -17,6 +15,5 @@ _PARTS = 20
 def settle() -> None:
     """Leave out what is there for good, and collect seldom; to be called once all is set up."""
     gc.collect()
-    heap.trim()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, _PARTS, _PARTS)
