@@ -34,6 +34,7 @@ void bind_attention(nanobind::module_& module);
 void bind_gemm(nanobind::module_& module);
 void bind_model(nanobind::module_& module);
 void bind_operators(nanobind::module_& module);
+void bind_rows(nanobind::module_& module);
 void bind_sampling(nanobind::module_& module);
 void bind_timing(nanobind::module_& module);
 

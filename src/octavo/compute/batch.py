@@ -61,6 +61,15 @@ class Draw:
     history_output: Sequence[int] = ()
     top: int | None = None
 
+    @property
+    def looks_back(self) -> bool:
+        """A penalty is set: the tokens before it change the draw."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
 
 @dataclass(slots=True)
 class Score:
@@ -73,8 +82,9 @@ class Score:
 
 @dataclass(slots=True)
 class StepOutput:
-    """`drawn[i]` answers draws[i] (its `logprobs` None unless asked); `scored[i]` scores[i].
+    """`drawn[i]` answers draws[i] and `scored[i]` scores[i].
 
+    `drawn_logprobs[i]` is None unless draws[i] asked for it; there is none if no draw did.
     A draw that failed alone has token -1 and its cause in `draw_errors`; a score that failed has
     log-probability NaN.
     """

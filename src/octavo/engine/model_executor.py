@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from octavo.compute.batch import Batch, Draw, Score, StepModel, StepOutput
+from octavo.compute.batch import Draw, StepModel, StepOutput
+from octavo.compute.rows import ChunkRow, RowSettings, rows_of
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import EngineError
 from octavo.core.ids import RequestId
@@ -16,6 +15,7 @@ from octavo.core.request import Request
 from octavo.schedule.plan import (
     NO_DECODES,
     NO_TOKEN,
+    Admission,
     DecodeRows,
     RowPlan,
     RowResult,
@@ -26,46 +26,9 @@ from octavo.schedule.plan import (
 _BAD_LOGITS = "the model's logits for this request are not finite numbers"
 
 
-class _Row:
-    """A running request: its draw settings, filled in once.
-
-    `generated` are the tokens it has drawn, kept only if penalties look at them.
-    """
-
-    __slots__ = ("draw", "generated", "min_tokens", "prompt_tokens", "request", "stop_ids")
-
-    def __init__(self, request: Request, generated: Sequence[int]):
-        self.request = request
-        self.prompt_tokens = len(request.prompt)
-        self.min_tokens = request.params.min_tokens
-        self.generated = list(generated) if _is_penalised(request) else None
-        self.stop_ids = tuple(sorted(request.stop_ids))
-        self.draw = _draw_settings(request, self.generated)
-
-    def draw_after(self, end: int, token: int) -> Draw:
-        """The draw of the token at position `end`, from the logits of batch token `token`."""
-        draw = self.draw
-        draw.token = token
-        draw.counter = counter = end - self.prompt_tokens
-        if self.generated is not None:
-            # A plan that was interrupted is run again and must not see its own first draw.
-            del self.generated[counter:]
-        draw.banned = self.stop_ids if counter < self.min_tokens else ()
-        return draw
-
-
-def _is_penalised(request: Request) -> bool:
+def _settings_of(request: Request, generated: Sequence[int]) -> RowSettings:
     params = request.params
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
-
-
-def _draw_settings(request: Request, generated: list[int] | None) -> Draw:
-    params = request.params
-    return Draw(
+    draw = Draw(
         token=0,
         seed=request.seed,
         counter=0,
@@ -78,21 +41,23 @@ def _draw_settings(request: Request, generated: list[int] | None) -> Draw:
         frequency_penalty=params.frequency_penalty,
         bias_ids=tuple(params.logit_bias),
         bias_values=tuple(params.logit_bias.values()),
-        # `generated` is shared on purpose: the draw always sees the tokens so far.
-        history_prompt=() if generated is None else request.prompt,
-        history_output=() if generated is None else generated,
         top=params.logprobs,
+    )
+    if draw.looks_back:
+        draw.history_prompt, draw.history_output = request.prompt, generated
+    return RowSettings(
+        draw, len(request.prompt), params.min_tokens, tuple(sorted(request.stop_ids))
     )
 
 
 class ModelExecutor:
-    """Copies the pages of a plan and turns its rows into one `StepModel.step` call.
+    """Copies the pages of a plan and turns its rows into one step of the model.
 
-    A row's page table and request stay in place from admission until its row is closed, preempted
-    or reused; nothing per request is allocated in a step but its result. Rows that decode are taken
-    and answered as columns. When a step raises, its rows are run again one at a time, so that only
-    those at fault fail: a step writes only pages its own rows hold, so running it twice leaves the
-    same bytes. The cache has `groups` groups.
+    A row's page table and draw settings stay in place from admission until its row is closed,
+    preempted or reused (`compute.rows`). Rows that decode are taken and answered as columns. When a
+    step raises, its rows are run again one at a time, so that only those at fault fail: a step
+    writes only pages its own rows hold, so running it twice leaves the same bytes. The cache has
+    `groups` groups.
     """
 
     def __init__(
@@ -107,14 +72,17 @@ class ModelExecutor:
     ):
         self._model = model
         self._clock = clock
-        self._rows: list[_Row | None] = [None] * max_rows
+        self._requests: list[Request | None] = [None] * max_rows
+        self._refusals: dict[int, str] = {}
+        """Why rows that were given away have nobody."""
         self._groups = groups
-        self._tables = np.zeros((max_rows, max_pages_per_row), dtype=np.int32)
-        self._tokens = np.zeros(max_batch_tokens, dtype=np.int32)
-        self._lone_starts = np.arange(max_rows + 1, dtype=np.int32)
-        self._row_starts = np.zeros(max_rows + 1, dtype=np.int32)
-        self._past = np.zeros(max_rows, dtype=np.int32)
-        self._gathered = np.zeros_like(self._tables)
+        self._table_width = max_pages_per_row
+        self._rows = rows_of(
+            model,
+            max_rows=max_rows,
+            table_width=max_pages_per_row,
+            max_batch_tokens=max_batch_tokens,
+        )
         self._closed = False
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -125,11 +93,11 @@ class ModelExecutor:
         """
         started = self._clock()
         for row in plan.closed_rows:
-            self._rows[row] = None
+            self._vacate(row)
         for preemption in plan.preemptions:
-            self._rows[preemption.row] = None
+            self._vacate(preemption.row)
         for admission in plan.admissions:
-            self._rows[admission.row] = _Row(admission.request, admission.generated)
+            self._seat(admission)
         if plan.copies:
             pages = self._model.kv_pages()
             for source, target in plan.copies:
@@ -163,6 +131,22 @@ class ModelExecutor:
             self._closed = True
             self._model.close()
 
+    def _seat(self, admission: Admission) -> None:
+        row, request = admission.row, admission.request
+        self._vacate(row)
+        try:
+            self._rows.seat(row, _settings_of(request, admission.generated))
+        except ValueError as error:
+            # Whoever else is in the plan has nothing to do with it.
+            self._refusals[row] = str(error)
+        else:
+            self._requests[row] = request
+
+    def _vacate(self, row: int) -> None:
+        self._refusals.pop(row, None)
+        self._requests[row] = None
+        self._rows.vacate(row)
+
     def _append_pages(self, plan: StepPlan) -> None:
         decodes = plan.decodes
         for place, pages in decodes.new_pages:
@@ -174,10 +158,11 @@ class ModelExecutor:
 
     def _append(self, row: int, request_id: str, start: int, pages: Sequence[int]) -> None:
         start *= self._groups
-        width, end = self._tables.shape[1], start + len(pages)
+        width, end = self._table_width, start + len(pages)
         if end > width:
             raise EngineError(f"request {request_id} needs {end} pages, its row holds {width}")
-        self._tables[row, start:end] = pages
+        if self._requests[row] is not None:
+            self._rows.append(row, start, pages)
 
     def _run_apart(
         self, rows: Sequence[RowPlan], error: Exception
@@ -200,62 +185,17 @@ class ModelExecutor:
 
     def _run(self, decodes: DecodeRows, chunks: Sequence[RowPlan]) -> StepOutput:
         """One call of the model for rows that decode and then all others."""
-        starts = decodes.starts.tolist()
-        draws = [
-            self._row(row, request_id).draw_after(start + 1, place)
-            for place, (row, request_id, start) in enumerate(
-                zip(decodes.rows.tolist(), decodes.request_ids, starts, strict=True)
-            )
-        ]
-        scores: list[Score] = []
-        batch = self._batch(decodes, chunks, draws, scores)
-        return self._model.step(batch, draws, scores)
+        for row, request_id in zip(decodes.rows.tolist(), decodes.request_ids, strict=True):
+            self._check(row, request_id)
+        parts = [_chunk_of(plan, self._check(plan.row, plan.request_id)) for plan in chunks]
+        return self._rows.step(decodes.rows, decodes.starts, decodes.tokens, parts)
 
-    def _batch(
-        self,
-        decodes: DecodeRows,
-        chunks: Sequence[RowPlan],
-        draws: list[Draw],
-        scores: list[Score],
-    ) -> Batch:
-        """The input arrays; what of `chunks` is to be drawn and scored goes to the lists."""
-        at = count = len(decodes)
-        rows = decodes.rows
-        row_starts = self._lone_starts
-        self._tokens[:at] = decodes.tokens
-        self._past[:at] = decodes.starts
-        if chunks:
-            # One conversion of a list costs less than a numpy assignment a row.
-            tokens: list[int] = []
-            ends: list[int] = []
-            for plan in chunks:
-                row = self._row(plan.row, plan.request_id)
-                if plan.score_prompt:
-                    scores += _scores(row.request, plan, at + len(tokens))
-                tokens += plan.tokens
-                ends.append(at + len(tokens))
-                if plan.wants_token:
-                    draws.append(row.draw_after(plan.start + len(plan.tokens), ends[-1] - 1))
-            count += len(chunks)
-            row_starts = self._row_starts
-            row_starts[: at + 1] = self._lone_starts[: at + 1]
-            row_starts[at + 1 : count + 1] = ends
-            self._past[at:count] = [plan.start for plan in chunks]
-            rows = np.concatenate((rows, [plan.row for plan in chunks]))
-            self._tokens[at : ends[-1]] = tokens
-            at = ends[-1]
-        return Batch(
-            tokens=self._tokens[:at],
-            row_starts=row_starts[: count + 1],
-            past=self._past[:count],
-            tables=self._tables.take(rows, axis=0, out=self._gathered[:count]),
-        )
-
-    def _row(self, number: int, request_id: RequestId) -> _Row:
-        row = self._rows[number]
-        if row is None or row.request.id != request_id:
-            raise EngineError(f"row {number} does not hold request {request_id}")
-        return row
+    def _check(self, row: int, request_id: RequestId) -> Request:
+        request = self._requests[row]
+        if request is None or request.id != request_id:
+            reason = self._refusals.get(row, f"row {row} does not hold request {request_id}")
+            raise EngineError(reason)
+        return request
 
     def _decoded(
         self, decodes: DecodeRows, output: StepOutput, results: list[RowResult]
@@ -264,14 +204,11 @@ class ModelExecutor:
         count = len(decodes)
         tokens = output.drawn[:count]
         for place, token in enumerate(tokens):
-            number = decodes.rows.item(place)
-            row = self._rows[number]
             if token < 0:
                 error = output.draw_errors.get(place, _BAD_LOGITS)
+                number = decodes.rows.item(place)
                 results.append(RowResult(number, decodes.request_ids[place], error=error))
                 tokens[place] = NO_TOKEN
-            elif row is not None and row.generated is not None:
-                row.generated.append(token)
         logprobs = output.drawn_logprobs[:count]
         if not any(logprobs):
             return tokens, ()
@@ -287,11 +224,10 @@ class ModelExecutor:
         """Add the results of `chunks`, whose first draw is number `draw_number`."""
         score_number = 0
         for plan in chunks:
-            row = self._row(plan.row, plan.request_id)
             error: str | None = None
             prompt_logprobs: tuple[TokenLogprob, ...] = ()
             if plan.score_prompt:
-                targets = max(min(len(plan.tokens), row.prompt_tokens - plan.start - 1), 0)
+                targets = len(_targets(plan, self._check(plan.row, plan.request_id)))
                 prompt_logprobs = tuple(output.scored[score_number : score_number + targets])
                 score_number += targets
                 if any(math.isnan(entry.logprob) for entry in prompt_logprobs):
@@ -300,13 +236,11 @@ class ModelExecutor:
             logprobs: tuple[TokenLogprob, ...] | None = None
             if plan.wants_token:
                 token = output.drawn[draw_number]
-                logprob = output.drawn_logprobs[draw_number]
+                logprob = output.drawn_logprobs[draw_number] if output.drawn_logprobs else None
                 if token < 0:
                     error = output.draw_errors.get(draw_number, _BAD_LOGITS)
                 draw_number += 1
                 if error is None:
-                    if row.generated is not None:
-                        row.generated.append(token)
                     tokens = (token,)
                     logprobs = None if logprob is None else (logprob,)
             if error is not None:
@@ -317,8 +251,14 @@ class ModelExecutor:
                 )
 
 
-def _scores(request: Request, plan: RowPlan, first: int) -> list[Score]:
-    """The prompt tokens that a row scores; its own first one is batch token `first`."""
+def _targets(plan: RowPlan, request: Request) -> tuple[int, ...]:
+    """The prompt tokens that a row scores."""
+    if not plan.score_prompt:
+        return ()
+    return request.prompt[plan.start + 1 : plan.start + 1 + len(plan.tokens)]
+
+
+def _chunk_of(plan: RowPlan, request: Request) -> ChunkRow:
+    targets = _targets(plan, request)
     top = request.params.prompt_logprobs or 0
-    targets = request.prompt[plan.start + 1 : plan.start + 1 + len(plan.tokens)]
-    return [Score(first + offset, target, top) for offset, target in enumerate(targets)]
+    return ChunkRow(plan.row, plan.start, plan.tokens, plan.wants_token, targets, top)

@@ -204,23 +204,35 @@ def pack_jobs(draws: Sequence[Draw], scores: Sequence[Score], vocabulary_size: i
     )
 
 
-def _draw_record(
-    draw: Draw, row: int, top: int, top_begin: int, bias: tuple[int, int], ids: _Ids
-) -> tuple[Any, ...]:
-    penalised = (
-        draw.repetition_penalty != 1.0
-        or draw.presence_penalty != 0.0
-        or draw.frequency_penalty != 0.0
-    )
+def draw_bytes(draw: Draw) -> bytes:
+    """The bytes of a draw's `JOB`, without its batch token, counter and ids.
+
+    Raises:
+        struct.error: a number does not fit its field.
+    """
+    top = -1 if draw.top is None else draw.top
+    return _RECORD.pack(*_settings(draw, 0), 0, DRAW_KIND, 0, draw.top_k, top, *(0,) * 9)
+
+
+def _settings(draw: Draw, counter: int) -> tuple[Any, ...]:
     return (
         draw.seed & (2**64 - 1),
-        draw.counter,
+        counter,
         draw.top_p,
         draw.min_p,
         draw.temperature,
         draw.repetition_penalty,
         draw.presence_penalty,
         draw.frequency_penalty,
+    )
+
+
+def _draw_record(
+    draw: Draw, row: int, top: int, top_begin: int, bias: tuple[int, int], ids: _Ids
+) -> tuple[Any, ...]:
+    sees = draw.looks_back
+    return (
+        *_settings(draw, draw.counter),
         row,
         DRAW_KIND,
         0,
@@ -229,8 +241,8 @@ def _draw_record(
         top_begin,
         *bias,
         *ids.add(draw.banned),
-        *ids.add(draw.history_prompt if penalised else ()),
-        *ids.add(draw.history_output if penalised else ()),
+        *ids.add(draw.history_prompt if sees else ()),
+        *ids.add(draw.history_output if sees else ()),
     )
 
 

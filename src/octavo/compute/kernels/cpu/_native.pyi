@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,34 @@ class Model:
     def weight_bytes(self) -> int: ...
     @property
     def workspace_bytes(self) -> int: ...
+
+Answer = tuple[bool, bool, int, float, int, list[int], list[float]]
+
+class StepRows:
+    def __init__(self, rows: int, table_width: int, vocabulary: int) -> None: ...
+    def seat(
+        self,
+        row: int,
+        job: bytes,
+        bias_ids: Sequence[int],
+        bias_values: Sequence[float],
+        stop_ids: Sequence[int],
+        prompt: Sequence[int],
+        output: Sequence[int],
+        prompt_tokens: int,
+        min_tokens: int,
+    ) -> None: ...
+    def vacate(self, row: int) -> None: ...
+    def append(self, row: int, start: int, pages: Sequence[int]) -> None: ...
+    def run(
+        self,
+        model: Model,
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        chunks: Sequence[tuple[int, int, Sequence[int], bool, Sequence[int], int]],
+    ) -> tuple[float, list[int], bool]: ...
+    def answers(self) -> list[Answer]: ...
 
 def tier(name: str = "") -> str: ...
 

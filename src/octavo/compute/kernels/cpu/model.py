@@ -22,6 +22,7 @@ from octavo.compute.batch import (
 from octavo.compute.kernels.cpu import _native
 from octavo.compute.kernels.cpu.lower import Lowered, lower
 from octavo.compute.kernels.cpu.profile import StepPart, step_parts
+from octavo.compute.kernels.cpu.rows import NativeRows
 from octavo.compute.kernels.cpu.threads import threads_and_reason
 from octavo.compute.kernels.cpu.tuning import (
     DEFAULT,
@@ -143,6 +144,11 @@ class CpuModel:
         output = packed.output()
         output.native_seconds = seconds
         return output
+
+    def step_rows(self, max_rows: int, table_width: int) -> NativeRows:
+        """Rows that are kept in native code."""
+        rows = _native.StepRows(max_rows, table_width, self.program.vocabulary_size)
+        return NativeRows(self._model, rows)
 
     def enable_profile(self, enabled: bool = True) -> None:
         """Book the time of each kind of operation from now on, from zero; off at first."""
