@@ -14,7 +14,7 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-using Column = Array<int64_t, 1>;
+using Column = std::vector<int64_t>;
 using Ids = std::vector<int32_t>;
 
 // `job` has the bytes of one JOB of compute/sample/params.py.
@@ -50,8 +50,8 @@ bool has_only_a_token(const LogitJob& job, const LogitResult& result) {
 }
 
 // (seconds, the token of each draw, whether `answers` has more to say)
-nb::tuple run(StepRows& self, Model& model, Column rows, Column starts, Column tokens,
-              nb::list chunks) {
+nb::tuple run(StepRows& self, Model& model, const Column& rows, const Column& starts,
+              const Column& tokens, nb::list chunks) {
   require(rows.size() == starts.size() && rows.size() == tokens.size(),
           "the columns of decoding rows differ in length");
   self.gather(DecodeColumns{rows.data(), starts.data(), tokens.data(), rows.size()},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from msgspec import structs
 
@@ -285,13 +284,13 @@ def decoding_plans(model: FakeModel) -> tuple[ModelExecutor, StepPlan]:
         (row_plan(row, owner, 0, owner.prompt, (row,)), owner) for row, owner in enumerate(owners)
     ]
     executor.execute(admitted(1, *prompts))
-    numbers = np.arange(len(owners))
+    numbers = list(range(len(owners)))
     decodes = DecodeRows(
         rows=numbers,
         request_ids=tuple(owner.id for owner in owners),
-        starts=numbers * 0 + 4,
-        tokens=np.array([20, 21, 22, 42]),
-        table_starts=numbers * 0 + 1,
+        starts=[4] * len(owners),
+        tokens=[20, 21, 22, 42],
+        table_starts=[1] * len(owners),
         new_pages=tuple((place, (8 + place,)) for place in range(len(owners))),
     )
     newcomer = request("newcomer", (9, 10))
@@ -328,7 +327,8 @@ def test_decoding_columns_remember_what_penalties_look_at() -> None:
     again = executor.execute(plan)
     assert list(again.decoded) == list(first.decoded)
     model.draws.clear()
-    starts, tokens = plan.decodes.starts + 1, np.array(first.decoded)
+    starts = [start + 1 for start in plan.decodes.starts]
+    tokens = list(first.decoded)
     executor.execute(
         StepPlan(
             3, decodes=structs.replace(plan.decodes, starts=starts, tokens=tokens, new_pages=())

@@ -5,7 +5,6 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -19,15 +18,10 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
-using Array = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 template <class Number>
 using View = nb::ndarray<nb::numpy, Number, nb::ndim<1>>;
 
-Numbers numbers_of(const Array& array) { return {array.data(), array.shape(0)}; }
-
-Numbers rows_of(const RowColumns& columns, const Array& array) {
-  const Numbers rows = numbers_of(array);
+Numbers rows_of(const RowColumns& columns, const RowNumbers& rows) {
   for (const int64_t row : rows) {
     if (row < 0 || row >= columns.rows()) throw std::out_of_range("there is no such row");
   }
@@ -37,17 +31,6 @@ Numbers rows_of(const RowColumns& columns, const Array& array) {
 int64_t row_of(const RowColumns& columns, int64_t row) {
   if (row < 0 || row >= columns.rows()) throw std::out_of_range("there is no such row");
   return row;
-}
-
-// A numpy array that owns its numbers.
-View<int64_t> array_of(std::vector<int64_t>&& numbers) {
-  auto owned = std::make_unique<std::vector<int64_t>>(std::move(numbers));
-  int64_t* data = owned->data();
-  const size_t count = owned->size();
-  nb::capsule owner(owned.release(), [](void* memory) noexcept {
-    delete static_cast<std::vector<int64_t>*>(memory);
-  });
-  return View<int64_t>(data, {count}, owner);
 }
 
 int64_t integer_of(nb::handle item) {
@@ -72,14 +55,13 @@ auto column(std::vector<Number> RowColumns::* member) {
 }
 
 // The `DecodeRows` columns of all rows of `chosen` but those in `out`, and the places of `wanted`.
-nb::tuple decodes(const RowColumns& columns, nb::list chosen, nb::set out, nb::list request_ids,
-                  const std::vector<int64_t>& wanted) {
+nb::tuple decodes(const RowColumns& columns, const std::vector<RowNumbers>& chosen, nb::set out,
+                  nb::list request_ids, const RowNumbers& wanted) {
   std::vector<uint8_t> is_out(columns.rows());
   for (nb::handle row : out) is_out[row_of(columns, integer_of(row))] = true;
   std::vector<int64_t> rows, starts, tokens, table_starts;
-  for (nb::handle part : chosen) {
-    const Array array = nb::cast<Array>(part, false);
-    for (const int64_t row : rows_of(columns, array)) {
+  for (const RowNumbers& part : chosen) {
+    for (const int64_t row : rows_of(columns, part)) {
       if (is_out[row]) continue;
       rows.push_back(row);
       starts.push_back(columns.computed[row]);
@@ -100,8 +82,7 @@ nb::tuple decodes(const RowColumns& columns, nb::list chosen, nb::set out, nb::l
     for (size_t place = 0; place < rows.size(); ++place) place_of[rows[place]] = int64_t(place);
     for (const int64_t row : wanted) places.append(place_of[row_of(columns, row)]);
   }
-  return nb::make_tuple(array_of(std::move(rows)), names, array_of(std::move(starts)),
-                        array_of(std::move(tokens)), array_of(std::move(table_starts)), places);
+  return nb::make_tuple(rows, names, starts, tokens, table_starts, places);
 }
 
 // One call of `make` for each plain row, with the fields of an `EngineOutput`.
@@ -122,14 +103,12 @@ nb::list outputs_of(const RowColumns& columns, const PlainStep& taken, Numbers r
   return outputs;
 }
 
-nb::tuple take(RowColumns& columns, Array rows, Array starts, nb::tuple request_ids,
-               const std::vector<int64_t>& tokens, nb::list logprobs, int64_t step, double now,
-               size_t classes, nb::handle make) {
-  // A copy, as `make` may do anything.
-  const RowNumbers chosen(rows.data(), rows.data() + rows.shape(0));
-  const Numbers numbers(chosen), begins = numbers_of(starts);
+nb::tuple take(RowColumns& columns, const RowNumbers& rows, const std::vector<int64_t>& starts,
+               nb::tuple request_ids, const std::vector<int64_t>& tokens, nb::list logprobs,
+               int64_t step, double now, size_t classes, nb::handle make) {
+  const Numbers numbers(rows);
   const size_t count = numbers.count;
-  if (begins.count != count || request_ids.size() != count || tokens.size() != count ||
+  if (starts.size() != count || request_ids.size() != count || tokens.size() != count ||
       (logprobs.size() && logprobs.size() != count)) {
     throw std::invalid_argument("columns of one step are equally long");
   }
@@ -140,7 +119,7 @@ nb::tuple take(RowColumns& columns, Array rows, Array starts, nb::tuple request_
     }
     if (columns.computed[row] < 0) throw std::out_of_range("a row has computed less than nothing");
   }
-  const PlainStep taken = columns.take(numbers, begins, Numbers(tokens), step, now, classes);
+  const PlainStep taken = columns.take(numbers, Numbers(starts), Numbers(tokens), step, now, classes);
   std::vector<std::pair<size_t, int64_t>> others;
   for (const size_t place : taken.others) others.push_back({place, tokens[place]});
   return nb::make_tuple(outputs_of(columns, taken, numbers, tokens, request_ids, logprobs, make),
@@ -200,30 +179,29 @@ void bind_columns(nb::module_& module) {
            "row"_a, "rank"_a, "last_token"_a, "is_plain"_a, "gap_seconds"_a)
       .def("decoding",
            [](const Columns& self, int64_t rank) {
-             std::vector<int64_t> rows = self.decoding(rank);
-             const int64_t past = self.past(rows);
-             return nb::make_tuple(array_of(std::move(rows)), past);
+             const RowNumbers rows = self.decoding(rank);
+             return nb::make_tuple(rows, self.past(rows));
            },
            "rank"_a)
-      .def("past", [](const Columns& self, Array rows) { return self.past(rows_of(self, rows)); },
-           "rows"_a.noconvert())
+      .def("past", [](const Columns& self, const RowNumbers& rows) { return self.past(rows_of(self, rows)); },
+           "rows"_a)
       .def("count_unserved_since",
-           [](const Columns& self, Array rows, double seconds) {
+           [](const Columns& self, const RowNumbers& rows, double seconds) {
              return self.count_unserved_since(rows_of(self, rows), seconds);
            },
-           "rows"_a.noconvert(), "seconds"_a)
+           "rows"_a, "seconds"_a)
       .def("without_room",
-           [](const Columns& self, Array rows) { return self.without_room(rows_of(self, rows)); },
-           "rows"_a.noconvert())
+           [](const Columns& self, const RowNumbers& rows) { return self.without_room(rows_of(self, rows)); },
+           "rows"_a)
       .def("run_within",
-           [](const Columns& self, Array rows, double each, double per_past, double seconds) {
+           [](const Columns& self, const RowNumbers& rows, double each, double per_past, double seconds) {
              const Columns::Run run =
                  self.run_within(rows_of(self, rows), each, per_past, seconds);
              return nb::make_tuple(run.count, run.past, run.seconds);
            },
-           "rows"_a.noconvert(), "each"_a, "per_past"_a, "seconds"_a)
+           "rows"_a, "each"_a, "per_past"_a, "seconds"_a)
       .def("decodes", &decodes, "chosen"_a, "out"_a, "request_ids"_a, "wanted"_a)
-      .def("take", &take, "rows"_a.noconvert(), "starts"_a.noconvert(), "request_ids"_a, "tokens"_a,
+      .def("take", &take, "rows"_a, "starts"_a, "request_ids"_a, "tokens"_a,
            "logprobs"_a, "step"_a, "now_seconds"_a, "classes"_a, "make"_a)
       .def("fetch",
            [](const Columns& self, int64_t row, int64_t first) {

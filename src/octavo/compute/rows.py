@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.compute.batch import Batch, Draw, Score, StepModel, StepOutput
 from octavo.core.errors import EngineError
-
-RowNumbers = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -66,7 +63,7 @@ class StepRows(Protocol):
         ...
 
     def step(
-        self, rows: RowNumbers, starts: RowNumbers, tokens: RowNumbers, chunks: Sequence[ChunkRow]
+        self, rows: list[int], starts: list[int], tokens: list[int], chunks: Sequence[ChunkRow]
     ) -> StepOutput:
         """Run a step of rows that compute one token and draw the next, and then of `chunks`.
 
@@ -134,14 +131,14 @@ class GatheredRows:
         self._tables[row, start : start + len(pages)] = pages
 
     def step(
-        self, rows: RowNumbers, starts: RowNumbers, tokens: RowNumbers, chunks: Sequence[ChunkRow]
+        self, rows: list[int], starts: list[int], tokens: list[int], chunks: Sequence[ChunkRow]
     ) -> StepOutput:
         drawing: list[_Row] = []
         draws: list[Draw] = []
         scores: list[Score] = []
-        ids: list[int] = tokens.tolist()
+        ids = list(tokens)
         ends = list(range(len(ids) + 1))
-        for place, (number, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
+        for place, (number, start) in enumerate(zip(rows, starts, strict=True)):
             drawing.append(self._row(number))
             draws.append(drawing[-1].draw_after(start + 1, place))
         for chunk in chunks:
@@ -160,8 +157,8 @@ class GatheredRows:
         batch = Batch(
             tokens=np.array(ids, dtype=np.int32),
             row_starts=np.array(ends, dtype=np.int32),
-            past=np.array([*starts.tolist(), *(chunk.start for chunk in chunks)], dtype=np.int32),
-            tables=self._tables[[*rows.tolist(), *(chunk.row for chunk in chunks)]],
+            past=np.array([*starts, *(chunk.start for chunk in chunks)], dtype=np.int32),
+            tables=self._tables[[*rows, *(chunk.row for chunk in chunks)]],
         )
         output = self._model.step(batch, draws, scores)
         for row, token in zip(drawing, output.drawn, strict=True):

@@ -107,8 +107,9 @@ class Engine:
         result = self._execute(plan)
         self._pending = None
         outputs = self.scheduler.on_result(result)
-        patience = self.scheduler.patience_seconds if plan.is_empty else 0.0
-        if plan.is_empty and self.swapper and self.swapper.is_loading:
+        is_empty = plan.is_empty
+        patience = self.scheduler.patience_seconds if is_empty else 0.0
+        if is_empty and self.swapper and self.swapper.is_loading:
             self.swapper.wait(_LONGEST_SLEEP_SECONDS)
             self._empty_steps = 0
         elif patience > 0:
@@ -211,14 +212,14 @@ class Engine:
     def _measure(
         self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput], seconds: float
     ) -> None:
-        metrics = self.metrics
-        metrics.rows.set(plan.row_count)
         if plan.is_empty:
+            self.metrics.rows.set(0)
             return
-        metrics.steps.add()
-        metrics.computed_tokens.add(plan.token_count)
-        metrics.generated_tokens.add(sum(len(output.token_ids) for output in outputs))
-        metrics.step_seconds.observe(seconds)
-        metrics.predicted_seconds.add(plan.predicted_seconds)
-        metrics.row_seconds.add(metrics.rows.value * seconds)
-        metrics.native_seconds.add(result.native_seconds)
+        self.metrics.note_step(
+            rows=plan.row_count,
+            computed_tokens=plan.token_count,
+            generated_tokens=sum([len(output.token_ids) for output in outputs]),
+            seconds=seconds,
+            predicted_seconds=plan.predicted_seconds,
+            native_seconds=result.native_seconds,
+        )

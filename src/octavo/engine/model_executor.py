@@ -150,8 +150,8 @@ class ModelExecutor:
     def _append_pages(self, plan: StepPlan) -> None:
         decodes = plan.decodes
         for place, pages in decodes.new_pages:
-            start = decodes.table_starts.item(place)
-            self._append(decodes.rows.item(place), decodes.request_ids[place], start, pages)
+            start = decodes.table_starts[place]
+            self._append(decodes.rows[place], decodes.request_ids[place], start, pages)
         for row in plan.chunks:
             if row.new_pages:
                 self._append(row.row, row.request_id, row.table_start, row.new_pages)
@@ -185,7 +185,7 @@ class ModelExecutor:
 
     def _run(self, decodes: DecodeRows, chunks: Sequence[RowPlan]) -> StepOutput:
         """One call of the model for rows that decode and then all others."""
-        for row, request_id in zip(decodes.rows.tolist(), decodes.request_ids, strict=True):
+        for row, request_id in zip(decodes.rows, decodes.request_ids, strict=True):
             self._check(row, request_id)
         parts = [_chunk_of(plan, self._check(plan.row, plan.request_id)) for plan in chunks]
         return self._rows.step(decodes.rows, decodes.starts, decodes.tokens, parts)
@@ -203,12 +203,11 @@ class ModelExecutor:
         """Tokens and log-probabilities of the rows that decode; those that failed to `results`."""
         count = len(decodes)
         tokens = output.drawn[:count]
-        for place, token in enumerate(tokens):
-            if token < 0:
-                error = output.draw_errors.get(place, _BAD_LOGITS)
-                number = decodes.rows.item(place)
-                results.append(RowResult(number, decodes.request_ids[place], error=error))
-                tokens[place] = NO_TOKEN
+        for place in [place for place, token in enumerate(tokens) if token < 0]:
+            error = output.draw_errors.get(place, _BAD_LOGITS)
+            number = decodes.rows[place]
+            results.append(RowResult(number, decodes.request_ids[place], error=error))
+            tokens[place] = NO_TOKEN
         logprobs = output.drawn_logprobs[:count]
         if not any(logprobs):
             return tokens, ()

@@ -78,6 +78,26 @@ class EngineMetrics:
         self.native_seconds = Counter("native_seconds", "Time of steps spent inside kernels")
         self.rows = Gauge("rows", "Requests computed by the last step")
 
+    def note_step(
+        self,
+        *,
+        rows: int,
+        computed_tokens: int,
+        generated_tokens: int,
+        seconds: float,
+        predicted_seconds: float,
+        native_seconds: float,
+    ) -> None:
+        """A step that computed tokens has ended: everything at once, as every step pays for it."""
+        self.rows.value = rows
+        self.steps.value += 1
+        self.computed_tokens.value += computed_tokens
+        self.generated_tokens.value += generated_tokens
+        self.step_seconds.observe(seconds)
+        self.predicted_seconds.value += predicted_seconds
+        self.row_seconds.value += rows * seconds
+        self.native_seconds.value += native_seconds
+
     def all(self) -> tuple[Metric, ...]:
         return tuple(vars(self).values())
 

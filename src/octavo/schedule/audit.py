@@ -34,7 +34,7 @@ def _audit_lane(ledger: Ledger, lane: Lane) -> list[str]:
     if pages != lane.pages:
         findings.append(f"class {name} holds {pages} pages, counted {lane.pages}")
     numbers, _ = ledger.rows.decoding(lane)
-    decoding = ledger.rows.sequences_of(numbers.tolist())
+    decoding = ledger.rows.sequences_of(numbers)
     parts = [each.order for each in (*lane.prefilling, *decoding)]
     if sorted(parts) != sorted(each.order for each in lane.running):
         findings.append(f"class {name} has lost track of who decodes")

@@ -103,10 +103,11 @@ class Ledger:
             if reused:
                 self.cache.share(self.rows.layout.held(reused))
         copied = [page for page, _ in plan.copies]
-        self.cache.share(copied)
+        if copied:
+            self.cache.share(copied)
         for preemption in plan.preemptions:
             self._preempt(preemption, now)
-        for page in planner.draft.pages.passed_over:
+        for page in planner.draft.passed_over:
             self.cache.drop(page)
         joined = 0
         for admission in plan.admissions:
@@ -131,11 +132,11 @@ class Ledger:
         self.counters.evicted_pages = self.cache.evicted_pages
         return joined
 
-    def charge(self, planner: Planner, scale: float, now: float) -> None:
+    def charge(self, planner: Planner, spent: dict[Lane, float], scale: float, now: float) -> None:
         """Book the time of a step to its classes; `scale` is measured ÷ predicted time."""
-        for lane, quantum, spent in planner.charges:
-            lane.deficit_seconds += quantum - spent * scale
-        for lane in planner.spent:
+        for lane, quantum, seconds in planner.charges:
+            lane.deficit_seconds += quantum - seconds * scale
+        for lane in spent:
             lane.served_seconds = now
         for lane in self.lanes:
             if not lane.has_work:
@@ -231,7 +232,7 @@ class Ledger:
         taken: list[int] = []
         # Not by their ids: ghosts have none any more.
         for place, pages in decodes.new_pages:
-            number = decodes.rows.item(place)
+            number = decodes.rows[place]
             owner = rows.sequences[number]
             assert owner is not None
             owner.table += pages
@@ -247,7 +248,8 @@ class Ledger:
                 sequence.add_pages(pages)
                 sequence.home.pages += len(pages)
                 taken += pages
-        self.cache.take(taken)
+        if taken:
+            self.cache.take(taken)
 
     def _park(self, wait: PrefixWait, now: float) -> None:
         producer = self.producers.marks.get(wait.key)

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from octavo.core.ids import RequestId
 from octavo.core.output import TokenLogprob
@@ -69,11 +67,11 @@ class DecodeRows(msgspec.Struct, frozen=True, eq=False):
     and the pages, one a cache group, that its row gets; most get none.
     """
 
-    rows: NDArray[np.int64]
+    rows: list[int]
     request_ids: tuple[RequestId, ...]
-    starts: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    table_starts: NDArray[np.int64]
+    starts: list[int]
+    tokens: list[int]
+    table_starts: list[int]
     new_pages: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def __len__(self) -> int:
@@ -90,11 +88,11 @@ class DecodeRows(msgspec.Struct, frozen=True, eq=False):
         pages = dict(self.new_pages)
         return [
             RowPlan(
-                row=self.rows.item(place),
+                row=self.rows[place],
                 request_id=self.request_ids[place],
-                start=self.starts.item(place),
-                tokens=(self.tokens.item(place),),
-                table_start=self.table_starts.item(place),
+                start=self.starts[place],
+                tokens=(self.tokens[place],),
+                table_start=self.table_starts[place],
                 new_pages=pages.get(place, ()),
                 wants_token=True,
             )
@@ -102,8 +100,7 @@ class DecodeRows(msgspec.Struct, frozen=True, eq=False):
         ]
 
 
-_NOTHING = np.empty(0, dtype=np.int64)
-NO_DECODES = DecodeRows(_NOTHING, (), _NOTHING, _NOTHING, _NOTHING)
+NO_DECODES = DecodeRows([], (), [], [], [])
 
 
 class PrefixWait(msgspec.Struct, frozen=True, gc=False):

@@ -9,7 +9,6 @@ from octavo.schedule.cost import StepShape
 from octavo.schedule.forecast import step_time
 from octavo.schedule.lane import Lane
 from octavo.schedule.plan import RowPlan, StepPlan
-from octavo.schedule.rows import NO_ROWS, RowNumbers
 from octavo.schedule.sequence import Sequence
 from octavo.schedule.step_draft import Chunk, StepDraft
 from octavo.schedule.step_view import StepLimits, StepView
@@ -31,7 +30,7 @@ class _Turn:
     __slots__ = ("chunk", "decodes", "lane", "next", "past_tokens", "prefills", "seconds")
 
     def __init__(
-        self, lane: Lane, decodes: RowNumbers, past_tokens: int, prefills: Iterator[Sequence]
+        self, lane: Lane, decodes: list[int], past_tokens: int, prefills: Iterator[Sequence]
     ):
         self.lane = lane
         self.decodes = decodes
@@ -80,15 +79,7 @@ class Planner:
         self.draft = StepDraft(
             view.lanes, view.cache, view.rows, number, is_contiguous=limits.is_contiguous
         )
-        self._admissions = Admissions(
-            view.lanes,
-            self.draft,
-            view.producers,
-            view.tails,
-            view.free_rows,
-            view.closed_rows,
-            padded_tokens=view.padded_tokens,
-        )
+        self._made_admissions: Admissions | None = None
         self._turns: list[_Turn] = []
         for lane in view.lanes:
             if lane.has_work:
@@ -130,7 +121,24 @@ class Planner:
     @property
     def lent_pages(self) -> list[Sequence]:
         """Those admitted beyond their class's share of pages."""
-        return self._admissions.lent_pages
+        made = self._made_admissions
+        return [] if made is None else made.lent_pages
+
+    @property
+    def _admissions(self) -> Admissions:
+        """Made when it is first needed: in most steps nobody comes."""
+        if self._made_admissions is None:
+            view = self._view
+            self._made_admissions = Admissions(
+                view.lanes,
+                self.draft,
+                view.producers,
+                view.tails,
+                view.free_rows,
+                view.closed_rows,
+                padded_tokens=view.padded_tokens,
+            )
+        return self._made_admissions
 
     def why_cut(self, row: RowPlan) -> str:
         """Why a prompt gets no more than this row in the step."""
@@ -144,12 +152,15 @@ class Planner:
 
     def plan(self) -> StepPlan:
         """Make the plan."""
-        everybody = self._fits_everybody()
-        for place, turn in enumerate(self._turns):
-            self._decode(turn, self._left, len(turn.decodes) if everybody else self._due(turn))
-            if place == 0:
-                self._serve_starved()
-            self._serve_urgent(turn)
+        if self._fits_everybody():
+            for turn in self._turns:
+                self._decode(turn, self._left, len(turn.decodes))
+        else:
+            for place, turn in enumerate(self._turns):
+                self._decode(turn, self._left, self._due(turn))
+                if place == 0:
+                    self._serve_starved()
+                self._serve_urgent(turn)
         self._share()
         if not self.draft.has_rows:
             self._force()
@@ -161,7 +172,7 @@ class Planner:
             admissions=self.draft.admissions(),
             preemptions=self.draft.preemptions(),
             closed_rows=tuple(self._view.closed_rows),
-            waits=self._admissions.waits,
+            waits=() if self._made_admissions is None else self._made_admissions.waits,
             predicted_seconds=self._cost.predict(self.shape) if has_rows else 0.0,
             decodes=decodes,
             copies=self.draft.copies,
@@ -349,6 +360,8 @@ class Planner:
     def _share(self) -> None:
         """Divide what is left by weight; whoever cannot use its part leaves it to the others."""
         waiting = [turn for turn in self._turns if turn.has_demand]
+        if not waiting:
+            return
         weights = sum(turn.lane.service.weight for turn in waiting)
         left = max(self._left, 0.0)
         for turn in waiting if len(waiting) > 1 and left < _INFINITE else ():
@@ -380,9 +393,9 @@ class Planner:
         for turn in self._turns:
             turn.prefills = _prefills(turn.lane)
             turn.advance()
-            turn.decodes, turn.past_tokens = NO_ROWS, 0
+            turn.decodes, turn.past_tokens = [], 0
             decoding, _ = self._rows.decoding(turn.lane)
-            for place, row in enumerate(decoding.tolist()):
+            for place, row in enumerate(decoding):
                 sequence = self._rows.sequences[row]
                 if sequence is None or sequence.ghost or sequence.order in self.draft.victims:
                     continue

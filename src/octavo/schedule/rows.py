@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from octavo.core.ids import RequestId
 from octavo.memory.layout import TableLayout
 from octavo.schedule import _steps
@@ -15,11 +12,8 @@ if TYPE_CHECKING:
     from octavo.schedule.lane import Lane
     from octavo.schedule.sequence import Sequence
 
-RowNumbers = NDArray[np.int64]
-
 NO_LANE = -1
 NO_ROW = -1
-NO_ROWS: RowNumbers = np.empty(0, dtype=np.int64)
 _INFINITE = float("inf")
 
 
@@ -102,10 +96,10 @@ class Rows:
     def is_decoding(self, sequence: Sequence) -> bool:
         return sequence.row >= 0 and self.lane.item(sequence.row) != NO_LANE
 
-    def decoding(self, lane: Lane) -> tuple[RowNumbers, int]:
+    def decoding(self, lane: Lane) -> tuple[list[int], int]:
         """Decoding rows of a class, longest unserved first, and the sum of their pasts."""
         if not lane.running:
-            return NO_ROWS, 0
+            return [], 0
         return self.columns.decoding(lane.rank)
 
     def sequences_of(self, rows: list[int]) -> list[Sequence]:

@@ -360,7 +360,7 @@ class Scheduler:
         spent = planner.spent
         for lane in self._lanes:
             lane.use.note(spent.get(lane, 0.0) * scale, measured if passed is None else passed)
-        self._ledger.charge(planner, scale, now)
+        self._ledger.charge(planner, spent, scale, now)
         if len(result.rows) + len(result.decoded) == plan.row_count:
             self.cost.observe(planner.shape, measured)
         return outputs

@@ -10,7 +10,7 @@ from octavo.memory.cache import PageCache
 from octavo.memory.draft import PageDraft
 from octavo.schedule.lane import ByKey, Lane
 from octavo.schedule.plan import Admission, DecodeRows, Preemption, RowPlan
-from octavo.schedule.rows import RowNumbers, Rows
+from octavo.schedule.rows import Rows
 from octavo.schedule.sequence import Sequence
 
 SHORTEST_RUN_STEPS = 4
@@ -87,7 +87,8 @@ class StepDraft:
         *,
         is_contiguous: bool = False,
     ):
-        self.pages = PageDraft(cache)
+        self._cache = cache
+        self._made_pages: PageDraft | None = None
         self.chunks: dict[int, Chunk] = {}
         self.victims: dict[int, tuple[Sequence, str]] = {}
         self.copies: tuple[tuple[int, int], ...] = ()
@@ -98,10 +99,22 @@ class StepDraft:
         self._number = number
         self._total_pages = cache.pool.pages
         self.groups = rows.layout.groups
-        self._decodes: list[RowNumbers] = []
+        self._decodes: list[list[int]] = []
         self._grown: dict[int, list[int]] = {}
         self._standing: set[int] = set()
         self._passed: dict[ByKey, int] = {}
+
+    @property
+    def pages(self) -> PageDraft:
+        """Made when it is first needed: most steps take no page."""
+        if self._made_pages is None:
+            self._made_pages = PageDraft(self._cache)
+        return self._made_pages
+
+    @property
+    def passed_over(self) -> list[int]:
+        """Pages whose content must go, see `PageDraft`."""
+        return [] if self._made_pages is None else self._made_pages.passed_over
 
     @property
     def has_rows(self) -> bool:
@@ -111,7 +124,7 @@ class StepDraft:
         out = self._out
         if not out:
             return any(map(len, self._decodes))
-        return any(row not in out for chosen in self._decodes for row in chosen.tolist())
+        return any(row not in out for chosen in self._decodes for row in chosen)
 
     @property
     def _out(self) -> set[int]:
@@ -136,7 +149,7 @@ class StepDraft:
     def is_over(self, lane: Lane) -> bool:
         return lane.pages > self.kv_limit(lane)
 
-    def add_decodes(self, chosen: RowNumbers) -> None:
+    def add_decodes(self, chosen: list[int]) -> None:
         """Add decoding rows; those that need a page first get it in the order of their keys."""
         self._decodes.append(chosen)
         rows = self._rows
@@ -145,6 +158,8 @@ class StepDraft:
             for sequence in rows.sequences_of(rows.columns.without_room(chosen))
             if sequence.order not in self.victims
         ]
+        if not wanting:
+            return
         wanting.sort(key=attrgetter("key"))
         groups = self.groups
         if groups * len(wanting) <= self.pages.available:
@@ -313,16 +328,22 @@ class StepDraft:
         numbers, request_ids, starts, tokens, table_starts, places = self._rows.columns.decodes(
             self._decodes, self._out, self._rows.request_ids, list(grown)
         )
-        new_pages = tuple(
-            [(place, tuple(pages)) for place, pages in zip(places, grown.values(), strict=True)]
-        )
+        new_pages: tuple[tuple[int, tuple[int, ...]], ...] = ()
+        if grown:
+            new_pages = tuple(
+                [(place, tuple(pages)) for place, pages in zip(places, grown.values(), strict=True)]
+            )
         return DecodeRows(numbers, request_ids, starts, tokens, table_starts, new_pages)
 
     def chunk_rows(self) -> tuple[RowPlan, ...]:
         """Everybody else."""
+        if not self.chunks:
+            return ()
         return tuple([_chunk_row(chunk) for chunk in self.chunks.values()])
 
     def admissions(self) -> tuple[Admission, ...]:
+        if not self.chunks:
+            return ()
         return tuple(
             [
                 Admission(
@@ -338,6 +359,8 @@ class StepDraft:
         )
 
     def preemptions(self) -> tuple[Preemption, ...]:
+        if not self.victims:
+            return ()
         return tuple(
             [Preemption(victim.row, victim.id, reason) for victim, reason in self.victims.values()]
         )

@@ -6,8 +6,6 @@ from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-import msgspec
-
 from octavo.memory.cache import PageCache
 from octavo.schedule.cost import CostModel
 from octavo.schedule.lane import Lane
@@ -31,7 +29,7 @@ class StepLimits:
     is_contiguous: bool = False
 
 
-class StepView(msgspec.Struct, frozen=True):
+class StepView:
     """What a plan is made from.
 
     `lanes` are the classes, strictest first; `closed_rows` may be used again; `may_join` says how
@@ -40,15 +38,31 @@ class StepView(msgspec.Struct, frozen=True):
     passes from the end of one step's computation to the next one's beginning.
     """
 
-    lanes: Ordered[Lane]
-    rows: Rows
-    free_rows: Collection[int]
-    closed_rows: Ordered[int]
-    producers: Producers
-    tails: PromptTails
-    cache: PageCache
-    cost: CostModel
-    now_seconds: float
-    may_join: int | None = None
-    padded_tokens: int = 0
-    between_seconds: float = 0.0
+    def __init__(
+        self,
+        *,
+        lanes: Ordered[Lane],
+        rows: Rows,
+        free_rows: Collection[int],
+        closed_rows: Ordered[int],
+        producers: Producers,
+        tails: PromptTails,
+        cache: PageCache,
+        cost: CostModel,
+        now_seconds: float,
+        may_join: int | None,
+        padded_tokens: int,
+        between_seconds: float,
+    ):
+        self.lanes = lanes
+        self.rows = rows
+        self.free_rows = free_rows
+        self.closed_rows = closed_rows
+        self.producers = producers
+        self.tails = tails
+        self.cache = cache
+        self.cost = cost
+        self.now_seconds = now_seconds
+        self.may_join = may_join
+        self.padded_tokens = padded_tokens
+        self.between_seconds = between_seconds

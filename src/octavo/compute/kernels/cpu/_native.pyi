@@ -96,9 +96,9 @@ class StepRows:
     def run(
         self,
         model: Model,
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        tokens: NDArray[np.int64],
+        rows: list[int],
+        starts: list[int],
+        tokens: list[int],
         chunks: Sequence[tuple[int, int, Sequence[int], bool, Sequence[int], int]],
     ) -> tuple[float, list[int], bool]: ...
     def answers(self) -> list[Answer]: ...

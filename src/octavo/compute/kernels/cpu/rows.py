@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from octavo.compute.batch import StepOutput
 from octavo.compute.kernels.cpu import _native
-from octavo.compute.rows import ChunkRow, RowNumbers, RowSettings
+from octavo.compute.rows import ChunkRow, RowSettings
 from octavo.compute.sample.params import STATUS_MESSAGES, draw_bytes
 from octavo.core.output import TokenLogprob
 
@@ -44,7 +44,7 @@ class NativeRows:
         self._rows.append(row, start, pages)
 
     def step(
-        self, rows: RowNumbers, starts: RowNumbers, tokens: RowNumbers, chunks: Sequence[ChunkRow]
+        self, rows: list[int], starts: list[int], tokens: list[int], chunks: Sequence[ChunkRow]
     ) -> StepOutput:
         seconds, drawn, has_more = self._rows.run(self._model(), rows, starts, tokens, chunks)
         if has_more:
