@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,7 @@ from octavo.engine.messages import (
     encode,
 )
 from octavo.engine.model_executor import ModelExecutor
+from octavo.engine.prompts import Prepared
 from octavo.engine.server import EngineServer, FirstRows, bind_router
 from octavo.engine.supervisor import RestartPolicy, Supervisor
 from octavo.memory.elastic import ElasticMemory
@@ -47,6 +48,8 @@ from octavo.text.tokenizer import Tokenizer
 
 PATIENCE_SECONDS = 60.0
 VOCABULARY = 512
+_ANSWERS = range(260, 500)
+_ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
 _Message = TypeVar("_Message")
 
 
@@ -281,3 +284,30 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def fake() -> FakeModel:
+    return FakeModel(VOCABULARY, 1024, answers=_ANSWERS)
+
+
+def slow(step_seconds: float) -> SlowModel:
+    model = SlowModel(VOCABULARY, 1024, answers=_ANSWERS)
+    model.step_seconds = step_seconds
+    return model
+
+
+def run(
+    loop: Loop,
+    tokenizer: Tokenizer,
+    work: Callable[[AsyncEngineClient], Awaitable[None]],
+    **options: object,
+) -> None:
+    async def main() -> None:
+        async with client_of(loop.address, tokenizer, **options) as client:
+            await work(client)
+
+    asyncio.run(main())
+
+
+def endless(client: AsyncEngineClient, prompt: str | Sequence[int] = "the cat") -> Prepared:
+    return client.prepare(prompt, _ENDLESS)

@@ -3,106 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fake_model import FakeModel
 from octavo.core.errors import EngineError, InvalidRequest, Overloaded
 from octavo.core.request import FinishReason
 from octavo.core.sampling import SamplingParams
 from octavo.core.service_classes import BUILT_IN, ServiceClass
-from octavo.engine.calls import MAX_WAITING_DELTAS, QUEUE_LIMIT, WHOLE_LIMIT
-from octavo.engine.client import AsyncCall, AsyncEngineClient, Delta
+from octavo.engine.calls import QUEUE_LIMIT, WHOLE_LIMIT
+from octavo.engine.client import AsyncCall, AsyncEngineClient
 from octavo.engine.messages import Drain, encode
 from octavo.engine.prompts import Prepared
 from octavo.observe.prometheus import ServingMetrics
 from octavo.text.tokenizer import Tokenizer
 from remote_harness import (
     VOCABULARY,
-    Loop,
-    SlowModel,
-    client_of,
+    endless,
+    fake,
+    run,
     serving_loop,
+    slow,
     tokenizer_of,
     until,
 )
 from tiny import make_tiny_gguf
 
-Work = Callable[[AsyncEngineClient], Awaitable[None]]
-ANSWERS = range(260, 500)
-ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
-
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tokenizer_of(make_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
-
-
-def fake() -> FakeModel:
-    return FakeModel(VOCABULARY, 1024, answers=ANSWERS)
-
-
-def slow(step_seconds: float) -> SlowModel:
-    model = SlowModel(VOCABULARY, 1024, answers=ANSWERS)
-    model.step_seconds = step_seconds
-    return model
-
-
-def run(loop: Loop, tokenizer: Tokenizer, work: Work, **options: object) -> None:
-    async def main() -> None:
-        async with client_of(loop.address, tokenizer, **options) as client:
-            await work(client)
-
-    asyncio.run(main())
-
-
-def endless(client: AsyncEngineClient, text: str = "the cat") -> Prepared:
-    return client.prepare(text, ENDLESS)
-
-
-async def deltas_of(call: AsyncCall) -> list[Delta]:
-    return [delta async for delta in call]
-
-
-def test_a_reader_that_keeps_up_gets_a_delta_a_token(tokenizer: Tokenizer) -> None:
-    async def work(client: AsyncEngineClient) -> None:
-        params = SamplingParams(max_tokens=30, temperature=0, logprobs=2, ignore_eos=True)
-        call = client.submit(client.prepare("the cat", params))
-        deltas = await deltas_of(call)
-        output = await call.result()
-        assert "".join(delta.text for delta in deltas) == output.text
-        assert [token for delta in deltas for token in delta.token_ids] == list(output.token_ids)
-        assert [e for delta in deltas for e in delta.logprobs] == list(output.outputs[0].logprobs)
-        assert deltas[-1].finish_reason is FinishReason.LENGTH
-        assert call.queue_seconds is not None
-        assert output.timing.first_token_seconds is not None
-
-    with serving_loop(slow(0.01)) as loop:
-        run(loop, tokenizer, work)
-
-
-def test_a_slow_reader_gets_everything_in_fewer_deltas(tokenizer: Tokenizer) -> None:
-    async def work(client: AsyncEngineClient) -> None:
-        params = SamplingParams(max_tokens=600, n=2, seed=3, logprobs=1, ignore_eos=True)
-        call = client.submit(client.prepare("the cat", params))
-        most = 0
-        while not call.done:
-            most = max(most, call.waiting_deltas)
-            await asyncio.sleep(0.001)
-        assert most <= 2 * MAX_WAITING_DELTAS
-        deltas = await deltas_of(call)
-        assert len(deltas) == 2
-        output = await call.result()
-        for delta, completion in zip(deltas, output.outputs, strict=True):
-            assert delta.text == completion.text
-            assert delta.token_ids == completion.token_ids
-            assert delta.logprobs == completion.logprobs
-            assert len(delta.token_ids) == 600
-            assert delta.finish_reason is completion.finish_reason
-
-    with serving_loop(fake(), pages=200) as loop:
-        run(loop, tokenizer, work)
 
 
 def test_time_is_up_while_running_and_while_queued(tokenizer: Tokenizer) -> None:
@@ -227,7 +156,7 @@ def test_a_thousand_calls_opened_and_cancelled_leave_nothing(tokenizer: Tokenize
             calls = []
             for number in range(20):
                 prompt: str | list[int] = long_prompt[number:] if number % 2 else "the old man"
-                calls.append(client.submit(client.prepare(prompt, ENDLESS)))
+                calls.append(client.submit(endless(client, prompt)))
             if batch % 3 == 0:
                 await anext(calls[0])
             for call in calls:

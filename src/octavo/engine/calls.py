@@ -59,6 +59,11 @@ class Inbox:
         index = next(iter(self._waiting))
         return merged(self._waiting.pop(index))
 
+    def take_all(self) -> list[Delta]:
+        """Everything that waits, one delta a choice."""
+        waiting, self._waiting = self._waiting, {}
+        return [merged(deltas) for deltas in waiting.values()]
+
     def clear(self) -> None:
         self._waiting.clear()
 
@@ -86,6 +91,11 @@ class AsyncCall(AsyncIterator[Delta]):
         """Which limit of time ended it, and its seconds."""
         self.timers: dict[str, asyncio.TimerHandle] = {}
         """What ends the call when a limit of time is over; stopped when it ends before."""
+        self.on_deltas: Callable[[list[Delta]], bool] | None = None
+        """Asked to take what its reader waits for, one delta a choice; else the reader is woken.
+
+        So no task needs to wake for a token. What is raised here is raised to the reader.
+        """
         self.queue_seconds: float | None = None
         """From arrival to the first row of the first choice; None while it is queued."""
         self._asked_class = service_class
@@ -95,6 +105,7 @@ class AsyncCall(AsyncIterator[Delta]):
         self._first_seconds: list[float | None] = [None] * len(handle.answers)
         self._inbox = Inbox()
         self._error: OctavoError | None = None
+        self._defect: Exception | None = None
         self._reads_deltas = True
         self._waiter: asyncio.Future[None] | None = None
         observer.submitted(service_class, len(handle.prepared.token_ids))
@@ -120,6 +131,8 @@ class AsyncCall(AsyncIterator[Delta]):
             OctavoError: the engine refused the call.
         """
         while True:
+            if self._defect is not None:
+                raise self._defect
             delta = self._inbox.take()
             if delta is not None:
                 return delta
@@ -190,18 +203,33 @@ class AsyncCall(AsyncIterator[Delta]):
             self.timers.pop(QUEUE_LIMIT).cancel()
         self._observer.started(self.service_class, queue_seconds)
 
-    def accept(self, index: int, output: EngineOutput, now_seconds: float) -> None:
-        """Take news of choice `index`."""
-        self.handle.accept(index, output, now_seconds)
+    def accept(self, index: int, output: EngineOutput, now_seconds: float) -> bool:
+        """Take news of choice `index`; True if there is something to `hand_on`."""
+        delta = self.handle.accept(index, output, now_seconds)
         if output.token_ids:
             self._observe_tokens(index, len(output.token_ids), now_seconds)
-        for delta in self.handle.take():
-            if self._reads_deltas:
-                self._inbox.put(delta)
+        has_news = delta is not None and self._reads_deltas
+        if delta is not None and has_news:
+            self._inbox.put(delta)
         if self.handle.done:
             self._close(now_seconds)
-        elif self._reads_deltas:
-            self._wake()
+        return has_news
+
+    def hand_on(self) -> None:
+        """Give what has come to whoever waits for it."""
+        if self._waiter is None or self._waiter.done():
+            return
+        if self.on_deltas is not None:
+            deltas = self._inbox.take_all()
+            try:
+                if self.on_deltas(deltas):
+                    return
+            except Exception as error:
+                # It is the reader's, and no reason to give up the engine and all other calls.
+                self._defect = error
+            for delta in deltas:
+                self._inbox.put(delta)
+        self._waiter.set_result(None)
 
     def end(self, reason: FinishReason, now_seconds: float) -> None:
         """End the unfinished choices for this reason."""
@@ -220,10 +248,10 @@ class AsyncCall(AsyncIterator[Delta]):
         last_seconds = self._token_seconds[index]
         if last_seconds is None:
             self._first_seconds[index] = now_seconds
-        if all(seconds is None for seconds in self._token_seconds):
-            self._observer.first_token(
-                self.service_class, now_seconds - self.handle.submitted_seconds
-            )
+            if all(seconds is None for seconds in self._token_seconds):
+                self._observer.first_token(
+                    self.service_class, now_seconds - self.handle.submitted_seconds
+                )
         gap_seconds = None if last_seconds is None else now_seconds - last_seconds
         self._observer.tokens(self.service_class, count, gap_seconds)
         self._token_seconds[index] = now_seconds

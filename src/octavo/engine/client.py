@@ -166,11 +166,8 @@ class Client:
             for answer in handle.answers:
                 if self._live.pop(answer.request.id, None) is not None:
                     self._engine.cancel(answer.request.id)
-                    handle.accept(
-                        answer.index,
-                        EngineOutput(answer.request.id, finish_reason=FinishReason.CANCELLED),
-                        self._clock(),
-                    )
+                    output = EngineOutput(answer.request.id, finish_reason=FinishReason.CANCELLED)
+                    self._accept(handle, answer.index, output)
 
     def abandon(self, handle: Handle) -> None:
         """Cancel before the next step; unlike `cancel` safe inside a step and without the lock."""
@@ -228,13 +225,20 @@ class Client:
         if live is None:
             return None
         handle, index = live
-        has_news = handle.accept(index, output, self._clock())
+        has_news = self._accept(handle, index, output)
         answer = handle.answers[index]
         if answer.finish_reason is not None:
             del self._live[output.request_id]
             if output.finish_reason is None:
                 self._engine.finish(output.request_id)
         return handle if has_news else None
+
+    def _accept(self, handle: Handle, index: int, output: EngineOutput) -> bool:
+        """True if there is a new delta."""
+        delta = handle.accept(index, output, self._clock())
+        if delta is not None:
+            handle.put(delta)
+        return delta is not None
 
 
 class Stream(Iterator[Delta]):

@@ -20,9 +20,15 @@ from octavo.engine.messages import (
 
 Receiver = Callable[["Connection", FromEngine], None]
 
+
+def _nothing() -> None:
+    pass
+
+
 QUEUED_MESSAGES = 10_000
 """Messages that ZeroMQ holds for an engine that is in the middle of a step."""
 _MESSAGES_A_TURN = 100
+_READABLE = int(zmq.POLLIN)
 
 
 class Connection:
@@ -45,6 +51,7 @@ class Connection:
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
         self._receive: Receiver | None = None
+        self._caught_up = _nothing
         self._turn: asyncio.Handle | None = None
         self._over: asyncio.Future[None] | None = None
         self._ended = False
@@ -64,15 +71,22 @@ class Connection:
         self._ended = True
         self._finish()
 
-    async def serve(self, receive: Receiver, *, ping_seconds: float) -> None:
+    async def serve(
+        self,
+        receive: Receiver,
+        *,
+        caught_up: Callable[[], None] = _nothing,
+        ping_seconds: float,
+    ) -> None:
         """Greet the engine and hand its messages on, until it is gone or `end` is called.
 
+        `caught_up` is called after a message, once no other has come yet, or many were handed on.
         Before an engine is there this waits for one. Messages that had come before the peer went
         away are handed on too.
         """
         loop = asyncio.get_running_loop()
         descriptors = (self._socket.fileno(), self._monitor.fileno())
-        self._receive = receive
+        self._receive, self._caught_up = receive, caught_up
         self._over = loop.create_future()
         if self._ended:
             self._finish()
@@ -85,6 +99,7 @@ class Connection:
             await self._over
             while not self._ended and self._read_one(receive):
                 pass
+            caught_up()
         finally:
             self._receive = None
             for descriptor in descriptors:
@@ -125,20 +140,22 @@ class Connection:
             for _ in range(_MESSAGES_A_TURN):
                 receive = self._receive
                 if receive is None or self._ended or not self._read_one(receive):
-                    return
+                    break
+            else:
+                self._read_soon()
+            self._caught_up()
         except Exception as error:
             self._finish(error)
-            return
-        self._read_soon()
 
     def _read_one(self, receive: Receiver) -> bool:
-        """Hand on the next message; False if none has come."""
+        """Hand on the next message if it has come; whether there is another."""
         try:
             data = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return False
         receive(self, decode_from_engine(data))
-        return True
+        # Asked, not tried: a message comes alone as a rule, and an exception costs as much as it.
+        return bool(int(self._socket.get(zmq.EVENTS)) & _READABLE)
 
     def _watch(self) -> None:
         """Finish when the peer is gone."""

@@ -1,4 +1,4 @@
-"""One call on its way: its choices, and the deltas nobody has taken yet."""
+"""One call on its way: its choices, and the deltas that are kept for its reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.text.tokenizer import Tokenizer
 
 
 class Handle:
-    """Made by `Client.submit`; changes only inside the client's lock."""
+    """Made by a client's `submit`; `Client` changes it only inside its lock."""
 
     def __init__(
         self,
@@ -40,6 +40,10 @@ class Handle:
     def prompt_logprobs(self) -> tuple[LogprobEntry | None, ...] | None:
         """One entry a prompt token, the first None; None until they have come (if asked for)."""
         return self._prompt_logprobs
+
+    def put(self, delta: Delta) -> None:
+        """Keep a delta until it is taken."""
+        self._inbox.append(delta)
 
     def take(self) -> list[Delta]:
         """The deltas since the last call, oldest first."""
@@ -76,8 +80,8 @@ class Handle:
             prompt_logprobs=self._prompt_logprobs,
         )
 
-    def accept(self, index: int, output: EngineOutput, now_seconds: float) -> bool:
-        """Take an output of choice `index`; True if there is a new delta."""
+    def accept(self, index: int, output: EngineOutput, now_seconds: float) -> Delta | None:
+        """Take an output of choice `index`; the delta that it brings, if any."""
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = tuple(
                 None if entry is None else logprob_entry(self._tokenizer, entry)
@@ -85,9 +89,8 @@ class Handle:
             )
         if output.token_ids and self._first_token_seconds is None:
             self._first_token_seconds = now_seconds
-        delta = self.answers[index].accept(output)
-        if all(answer.finish_reason is not None for answer in self.answers):
+        answer = self.answers[index]
+        delta = answer.accept(output)
+        if answer.finish_reason is not None and all(each.finish_reason for each in self.answers):
             self._finished_seconds = now_seconds
-        if delta is not None:
-            self._inbox.append(delta)
-        return delta is not None
+        return delta

@@ -85,6 +85,7 @@ class AsyncEngineClient:
         self._turned_away: dict[str, int] = {}
         self._live: dict[RequestId, tuple[AsyncCall, int]] = {}
         self._untold: list[ToEngine] = []
+        self._news: dict[AsyncCall, None] = {}
         self._connection: Connection | None = None
         self._connected = asyncio.Event()
         self._heard_seconds = 0.0
@@ -252,7 +253,9 @@ class AsyncEngineClient:
         while True:
             connection = Connection(self.address)
             try:
-                await connection.serve(self._receive, ping_seconds=PING_SECONDS)
+                await connection.serve(
+                    self._receive, caught_up=self._hand_on, ping_seconds=PING_SECONDS
+                )
             except Exception as error:
                 # Whatever is wrong with one connection, the next engine gets another chance.
                 logger.exception("the connection to the engine is given up")
@@ -307,13 +310,20 @@ class AsyncEngineClient:
             if output.request_id not in self._live:
                 continue
             call, index = self._live[output.request_id]
-            call.accept(index, output, now)
+            if call.accept(index, output, now):
+                self._news[call] = None
             if call.handle.answers[index].finish_reason is not None:
                 del self._live[output.request_id]
                 if output.finish_reason is None:
                     enough.append(output.request_id)
         if enough:
             self._tell(Finish(tuple(enough)))
+
+    def _hand_on(self) -> None:
+        """Give readers what has come, merged if that was more than one message."""
+        for call in self._news:
+            call.hand_on()
+        self._news.clear()
 
     def _disconnected(self) -> None:
         if self._connection is None:

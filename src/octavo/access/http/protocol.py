@@ -27,6 +27,9 @@ STALLED_SECONDS = 120.0
 REST_SECONDS = 10.0
 """How long the rest of a body is taken (and dropped) after the answer."""
 
+DIRECT_BODY = "octavo.direct_body"
+"""ASGI extension that offers a `DirectBody` as `body`."""
+
 _OTHER_PROTOCOLS = (b"upgrade", b"http2-settings", b"connection")
 
 
@@ -49,6 +52,28 @@ class Timer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+
+
+class DirectBody:
+    """The body of an answer, for whoever has pieces of it and no task to wait in."""
+
+    def __init__(self, cycle: RequestResponseCycle):
+        self._cycle = cycle
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the body has begun, in chunks, and somebody reads it: `send` would not wait."""
+        cycle = self._cycle
+        return (
+            cycle.chunked_encoding is True
+            and not cycle.response_complete
+            and not cycle.disconnected
+            and not cycle.flow.write_paused
+        )
+
+    def write(self, data: bytes) -> None:
+        """Write a piece, not empty, of a body that is ready."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -150,6 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._header_timer.stop()
         super().on_headers_complete()
+        self.scope["extensions"] = {DIRECT_BODY: {"body": DirectBody(self.cycle)}}
         if not self.pipeline:
             self._answered = self.cycle
         elif len(self.pipeline) == 1:

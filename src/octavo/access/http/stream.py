@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.access.http.ends import error_of_end, until_disconnect
 from octavo.access.http.errors import ApiError
+from octavo.access.http.protocol import DIRECT_BODY, DirectBody
 from octavo.access.http.work import Work
 from octavo.core.clock import Clock
 from octavo.core.errors import OctavoError
@@ -41,7 +42,8 @@ class EventStream(Response):
     """Writes what calls bring as it comes; the client's leaving cancels them.
 
     Headers and a first comment go out at once, and a comment whenever nothing was written for
-    `ping_seconds`. A reader that is slow makes the writer wait, and the calls merge what comes
+    `ping_seconds`. Deltas of a single call are written as they are read from the engine, without
+    waking a task. A reader that is slow makes the writer wait, and the calls merge what comes
     meanwhile. An error after the headers is an event with an `error` object and the end.
     """
 
@@ -65,6 +67,7 @@ class EventStream(Response):
             await self._write(send, PING)
             tasks.append(asyncio.create_task(self._cancel_when_left(receive)))
             tasks.append(asyncio.create_task(self._ping(send)))
+            self._write_at_once(scope)
             await self._write_events(send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError as error:
@@ -75,6 +78,27 @@ class EventStream(Response):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _write_at_once(self, scope: Scope) -> None:
+        """Write what comes in the middle of an answer when it comes, if the server can.
+
+        The deltas of several calls come in the order in which their readers' task takes them.
+        """
+        extension = (scope.get("extensions") or {}).get(DIRECT_BODY)
+        if extension is None or len(self._calls) > 1:
+            return
+        body: DirectBody = extension["body"]
+
+        def take(deltas: list[Delta]) -> bool:
+            if not body.is_ready or any(delta.finish_reason for delta in deltas):
+                return False
+            data = b"".join([self._events(0, delta) for delta in deltas])
+            if data:
+                self._written_seconds = self._clock()
+                body.write(data)
+            return True
+
+        self._calls[0].on_deltas = take
 
     async def _write_events(self, send: Send) -> None:
         try:
