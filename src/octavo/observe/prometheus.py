@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import (
@@ -15,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from octavo.core.clock import Clock, monotonic
 from octavo.core.service_classes import BUILT_IN, ServiceClass
+from octavo.observe import metrics
 from octavo.observe.calls import CallObserver
 from octavo.observe.stats import ClassStats, EngineStats
 
@@ -24,6 +27,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WAIT_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
 _WHOLE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """Answers' tokens of one class, counted without a lock: there is one for every token."""
+
+    generated: int = 0
+    gap_seconds: metrics.Histogram = field(
+        default_factory=lambda: metrics.Histogram("gap_seconds", "", _GAP_BOUNDS)
+    )
 
 
 class ServingMetrics(CallObserver):
@@ -74,23 +87,17 @@ class ServingMetrics(CallObserver):
         self._cached_tokens = self._counter(
             "octavo_cached_prompt_tokens", "Prompt tokens found in the cache", "service_class"
         )
-        self._generated_tokens = self._counter(
-            "octavo_generated_tokens", "Tokens of answers", "service_class"
-        )
         self._queue_seconds = self._histogram(
             "octavo_queue_seconds", "From arrival to the first step", _WAIT_BOUNDS
         )
         self._first_token_seconds = self._histogram(
             "octavo_time_to_first_token_seconds", "From arrival to the first token", _WAIT_BOUNDS
         )
-        self._gap_seconds = self._histogram(
-            "octavo_inter_token_seconds", "Between tokens of one answer", _GAP_BOUNDS
-        )
-        self._token_children: dict[str, tuple[Counter, Histogram]] = {}
+        self._tokens: dict[str, _Tokens] = {}
         self._whole_seconds = self._histogram(
             "octavo_request_seconds", "From arrival to the end of a call", _WHOLE_BOUNDS
         )
-        self.registry.register(_EngineCollector(self))
+        self.registry.register(_LateCollector(self))
 
     def render(self) -> bytes:
         """All metrics as text of type `CONTENT_TYPE`."""
@@ -139,18 +146,13 @@ class ServingMetrics(CallObserver):
         self._first_token_seconds.labels(self._model, service_class).observe(seconds)
 
     def tokens(self, service_class: str, count: int, gap_seconds: float | None) -> None:
-        # Called for every token: looking a child up by its labels costs more than counting.
-        children = self._token_children.get(service_class)
-        if children is None:
-            children = self._token_children[service_class] = (
-                self._generated_tokens.labels(self._model, service_class),
-                self._gap_seconds.labels(self._model, service_class),
-            )
-        generated, gaps = children
-        generated.inc(count)
+        tokens = self._tokens.get(service_class)
+        if tokens is None:
+            tokens = self._tokens[service_class] = _Tokens()
+        tokens.generated += count
         if gap_seconds is not None:
             for _ in range(count):
-                gaps.observe(gap_seconds / count)
+                tokens.gap_seconds.observe(gap_seconds / count)
 
     def ended(
         self, service_class: str, outcomes: Sequence[str], cached_tokens: int, seconds: float
@@ -171,8 +173,9 @@ class ServingMetrics(CallObserver):
         labels = ("model_name", "service_class")
         return Histogram(name, about, labels, buckets=bounds, registry=self.registry)
 
-    def engine_families(self) -> Iterator[Metric]:
-        """The state of the engine as metric families, made when they are asked for."""
+    def families(self) -> Iterator[Metric]:
+        """Answers' tokens and the state of the engine, made when they are asked for."""
+        yield from self._token_families()
         yield self._one(CounterMetricFamily, "octavo_engine_restarts", "Restarts", self.restarts)
         yield self._one(
             GaugeMetricFamily, "octavo_open_calls", "Calls that have not ended", self._open
@@ -240,6 +243,22 @@ class ServingMetrics(CallObserver):
                 value = getattr(stats.swap, name)
                 yield self._one(CounterMetricFamily, f"octavo_swap_{name}", about, value)
 
+    def _token_families(self) -> Iterator[Metric]:
+        labels = ["model_name", "service_class"]
+        generated = CounterMetricFamily(
+            "octavo_generated_tokens", "Tokens of answers", labels=labels
+        )
+        gaps = HistogramMetricFamily(
+            "octavo_inter_token_seconds", "Between tokens of one answer", labels=labels
+        )
+        for service_class, tokens in self._tokens.items():
+            values = [self._model, service_class]
+            generated.add_metric(values, tokens.generated)
+            seconds = tokens.gap_seconds
+            gaps.add_metric(values, _so_far(seconds.bounds, seconds.counts), seconds.total)
+        yield generated
+        yield gaps
+
     def _class_families(self, classes: Sequence[ClassStats]) -> Iterator[Metric]:
         labels = ["model_name", "service_class"]
         for name, about in _CLASS_GAUGES.items():
@@ -282,27 +301,27 @@ class ServingMetrics(CallObserver):
         family = HistogramMetricFamily(
             "octavo_step_seconds", "Wall time of a step", labels=["model_name"]
         )
-        buckets: list[tuple[str, float]] = []
-        so_far = 0
-        for bound, count in zip(
-            (*stats.step_seconds.bounds, float("inf")), stats.step_seconds.counts, strict=True
-        ):
-            so_far += count
-            buckets.append(("+Inf" if bound == float("inf") else str(bound), so_far))
-        family.add_metric([self._model], buckets, stats.step_seconds.total)
+        seconds = stats.step_seconds
+        family.add_metric([self._model], _so_far(seconds.bounds, seconds.counts), seconds.total)
         return family
+
+
+def _so_far(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """How many are within each bound, as Prometheus counts them."""
+    names = (*map(str, bounds), "+Inf")
+    return list(zip(names, itertools.accumulate(counts), strict=True))
 
 
 def _within(seconds: float, target: float | None) -> bool:
     return target is None or seconds <= target
 
 
-class _EngineCollector(Collector):
+class _LateCollector(Collector):
     def __init__(self, metrics: ServingMetrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        return self._metrics.engine_families()
+        return self._metrics.families()
 
 
 _ENGINE_GAUGES = {
