@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from octavo.core.output import EngineOutput, TokenLogprob
 from octavo.core.request import FinishReason, Request
 from octavo.engine.outputs import Alternative, Completion, Delta, LogprobEntry
@@ -57,29 +59,22 @@ class Answer:
         """Take one output; None if it brings nothing a caller can see."""
         if output.cached_tokens:
             self.cached_tokens = output.cached_tokens
-        pieces: list[str] = []
-        accepted = self._accept_tokens(output, pieces)
-        reason = output.finish_reason
-        if self.cut_by_stop_string:
-            reason = FinishReason.STOP
-        elif reason is not None:
-            self._flush(pieces)
-            if self.cut_by_stop_string:
-                reason = FinishReason.STOP
-        self.finish_reason = reason
-        self._error = output.error
-        text = "".join(pieces)
-        if not (text or accepted or reason):
+        if output.finish_reason is None and self._stops is None:
+            # Nothing can end it here.
+            self._token_ids += output.token_ids
+            text, accepted = self._decoder.push(output.token_ids), len(output.token_ids)
+        else:
+            text, accepted = self._accept_end(output)
+        if not (text or accepted or self.finish_reason):
             return None
         self._pieces.append(text)
-        entries = self._accept_logprobs(output, accepted)
         return Delta(
-            index=self.index,
-            text=text,
-            token_ids=tuple(output.token_ids[:accepted]),
-            logprobs=entries,
-            finish_reason=reason,
-            error=output.error,
+            self.index,
+            text,
+            output.token_ids[:accepted],
+            () if output.logprobs is None else self._accept_logprobs(output.logprobs[:accepted]),
+            self.finish_reason,
+            output.error,
         )
 
     def completion(self) -> Completion:
@@ -100,6 +95,17 @@ class Answer:
             stopped_by=self._stopped_by,
             error=self._error,
         )
+
+    def _accept_end(self, output: EngineOutput) -> tuple[str, int]:
+        """Take an output that may end the answer; its text, and how many tokens were accepted."""
+        pieces: list[str] = []
+        accepted = self._accept_tokens(output, pieces)
+        reason = output.finish_reason
+        if reason is not None and not self.cut_by_stop_string:
+            self._flush(pieces)
+        self.finish_reason = FinishReason.STOP if self.cut_by_stop_string else reason
+        self._error = output.error
+        return "".join(pieces), accepted
 
     def _accept_tokens(self, output: EngineOutput, pieces: list[str]) -> int:
         """Decode tokens until a stop string; returns how many were accepted."""
@@ -129,11 +135,7 @@ class Answer:
         if self._stops is not None and not self.cut_by_stop_string:
             pieces.append(self._stops.flush())
 
-    def _accept_logprobs(self, output: EngineOutput, accepted: int) -> tuple[LogprobEntry, ...]:
-        if output.logprobs is None:
-            return ()
-        entries = tuple(
-            logprob_entry(self._tokenizer, logprob) for logprob in output.logprobs[:accepted]
-        )
+    def _accept_logprobs(self, logprobs: Sequence[TokenLogprob]) -> tuple[LogprobEntry, ...]:
+        entries = tuple(logprob_entry(self._tokenizer, logprob) for logprob in logprobs)
         self._logprobs += entries
         return entries

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from octavo.core.request import FinishReason
 
 
@@ -26,8 +28,7 @@ class LogprobEntry:
     top: tuple[Alternative, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """News of choice `index` of one call.
 
     `text` may be empty while characters or a possible stop string are held back, and may hold the

@@ -18,9 +18,12 @@ class IncrementalDecoder:
         self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False
     ):
         self._tokenizer = tokenizer
+        self._whole_texts = tokenizer.whole_texts
         self._skip_special = skip_special
         self._decoder = utf8_decoder()
         self._strips_space = tokenizer.strips_space(continuation)
+        self._is_inside = False
+        """Whether bytes of an unfinished character wait."""
 
     def push(self, ids: Iterable[int]) -> str:
         """Text that is complete with these ids; often empty.
@@ -28,13 +31,24 @@ class IncrementalDecoder:
         Raises:
             InvalidRequest: an id is not in the vocabulary.
         """
-        shown = self._tokenizer.text_bytes(ids, skip_special=self._skip_special)
-        return self._first_space(self._decoder.decode(b"".join(shown)))
+        pieces = []
+        for token_id in ids:
+            text = None if self._is_inside else self._whole_texts[token_id]
+            pieces.append(self._decoded(token_id) if text is None else text)
+        text = "".join(pieces)
+        return self._first_space(text) if self._strips_space else text
 
     def flush(self) -> str:
         """What is left at the end of the sequence; ready for another one afterwards."""
         text = self._first_space(self._decoder.decode(b"", True))
         self._decoder.reset()
+        self._is_inside = False
+        return text
+
+    def _decoded(self, token_id: int) -> str:
+        shown = self._tokenizer.text_bytes((token_id,), skip_special=self._skip_special)
+        text = self._decoder.decode(b"".join(shown))
+        self._is_inside = self._decoder.getstate()[0] != b""
         return text
 
     def _first_space(self, text: str) -> str:

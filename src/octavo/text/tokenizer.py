@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from octavo.core.errors import InvalidRequest, ModelFileError, SettingsError
@@ -57,6 +58,7 @@ class Tokenizer:
         }
         self._controls = compile_words(self.control_ids)
         self._bytes: dict[int, bytes] = {}
+        self.whole_texts = WholeTexts(vocabulary)
         self._check_round_trip()
 
     @classmethod
@@ -148,12 +150,7 @@ class Tokenizer:
         """
         known = self._bytes.get(token_id)
         if known is None:
-            if not 0 <= token_id < self.vocabulary_size:
-                raise InvalidRequest(
-                    f"token id {token_id} is not in the vocabulary",
-                    remedy=f"use ids from 0 to {self.vocabulary_size - 1}",
-                )
-            known = self._bytes[token_id] = self.vocabulary.token_bytes(token_id)
+            known = self._bytes[token_id] = _token_bytes(self.vocabulary, token_id)
         return known
 
     def is_control(self, token_id: int) -> bool:
@@ -183,6 +180,38 @@ class Tokenizer:
                 found=ascii(found.decode("utf-8", "replace")),
                 remedy="the vocabulary is damaged or its type is stated wrongly",
             )
+
+
+class WholeTexts(dict[int, str | None]):
+    """By token id: its text, or None if that is not whole characters or is a control token's.
+
+    Filled as they are asked for, since most of a vocabulary never is.
+    """
+
+    def __init__(self, vocabulary: Vocabulary):
+        super().__init__()
+        self._vocabulary = vocabulary
+
+    def __missing__(self, token_id: int) -> str | None:
+        """Raises InvalidRequest: the id is not in the vocabulary."""
+        token_bytes = _token_bytes(self._vocabulary, token_id)
+        text: str | None = None
+        if not self._vocabulary.is_control(token_id):
+            with suppress(UnicodeDecodeError):
+                text = token_bytes.decode("utf-8")
+        self[token_id] = text
+        return text
+
+
+def _token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
+    """Raises InvalidRequest: the id is not in the vocabulary."""
+    size = len(vocabulary.tokens)
+    if not 0 <= token_id < size:
+        raise InvalidRequest(
+            f"token id {token_id} is not in the vocabulary",
+            remedy=f"use ids from 0 to {size - 1}",
+        )
+    return vocabulary.token_bytes(token_id)
 
 
 def choose_cut(vocabulary: Vocabulary, pre: str | None) -> Cut | None:
