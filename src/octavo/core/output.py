@@ -22,7 +22,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-class EngineOutput(msgspec.Struct, frozen=True, gc=False):
+class EngineOutput(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """News of one request after a step.
 
     `prompt_logprobs` has one entry a prompt token, the first one None, and comes once.

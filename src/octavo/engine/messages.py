@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 import msgspec
 
@@ -14,7 +13,7 @@ from octavo.core.output import EngineOutput
 from octavo.core.request import Request
 from octavo.observe.stats import EngineStats
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 64 << 20
 """A longer message closes the connection it came from."""
 
@@ -116,7 +115,7 @@ class Taken(msgspec.Struct, frozen=True, tag="taken"):
     service_class: str
 
 
-class Started(msgspec.Struct, frozen=True):
+class Started(msgspec.Struct, frozen=True, array_like=True):
     """A request got its first row, `queue_seconds` after its arrival."""
 
     request_id: RequestId
@@ -155,7 +154,7 @@ _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _from_engine = msgspec.msgpack.Decoder(FromEngine)
 
-_Message = TypeVar("_Message")
+_UNREADABLE = (msgspec.MsgspecError, OctavoError, UnicodeDecodeError, RecursionError)
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
@@ -169,7 +168,10 @@ def decode_to_engine(data: bytes) -> ToEngine:
     Raises:
         EngineError: it is not such a message.
     """
-    return _decoded(_to_engine, data)
+    try:
+        return _to_engine.decode(data)
+    except _UNREADABLE as error:
+        raise EngineError(f"not a message: {error}") from error
 
 
 def decode_from_engine(data: bytes) -> FromEngine:
@@ -178,13 +180,9 @@ def decode_from_engine(data: bytes) -> FromEngine:
     Raises:
         EngineError: it is not such a message.
     """
-    return _decoded(_from_engine, data)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[_Message], data: bytes) -> _Message:
     try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, OctavoError, UnicodeDecodeError, RecursionError) as error:
+        return _from_engine.decode(data)
+    except _UNREADABLE as error:
         raise EngineError(f"not a message: {error}") from error
 
 
