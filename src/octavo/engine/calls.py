@@ -61,8 +61,9 @@ class Inbox:
 
     def take_all(self) -> list[Delta]:
         """Everything that waits, one delta a choice."""
-        waiting, self._waiting = self._waiting, {}
-        return [merged(deltas) for deltas in waiting.values()]
+        deltas = list(map(merged, self._waiting.values()))
+        self._waiting.clear()
+        return deltas
 
     def clear(self) -> None:
         self._waiting.clear()
@@ -208,12 +209,13 @@ class AsyncCall(AsyncIterator[Delta]):
         delta = self.handle.accept(index, output, now_seconds)
         if output.token_ids:
             self._observe_tokens(index, len(output.token_ids), now_seconds)
-        has_news = delta is not None and self._reads_deltas
-        if delta is not None and has_news:
+        if delta is None:
+            return False
+        if self._reads_deltas:
             self._inbox.put(delta)
-        if self.handle.done:
+        if delta.finish_reason is not None and self.handle.done:
             self._close(now_seconds)
-        return has_news
+        return self._reads_deltas
 
     def hand_on(self) -> None:
         """Give what has come to whoever waits for it."""

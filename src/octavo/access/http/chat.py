@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from octavo.access.http.answers import answer
 from octavo.access.http.bodies import read_object
 from octavo.access.http.errors import invalid
+from octavo.access.http.events import TextEvents, event
 from octavo.access.http.fields import (
     Fields,
     check_model,
@@ -104,7 +105,8 @@ class ChatShape:
             "system_fingerprint": service.fingerprint,
         }
         self._usage: dict[str, object] = {"usage": None} if with_usage else {}
-        self._begun: set[int] = set()
+        self._texts: dict[int, TextEvents] = {}
+        """Of choices that have begun."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         (output,) = outputs
@@ -115,18 +117,21 @@ class ChatShape:
             "usage": usage_of([output.usage]),
         }
 
-    def chunks(self, place: int, call: AsyncCall, delta: Delta) -> list[dict[str, object]]:
-        chunks = []
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}))
-        if delta.text or delta.logprobs:
-            logprobs = chat_logprobs(delta.logprobs) if delta.logprobs else None
-            chunks.append(self._chunk(delta.index, {"content": delta.text}, logprobs))
+    def events(self, place: int, call: AsyncCall, delta: Delta) -> bytes:
+        index = delta.index
+        events = []
+        if index not in self._texts:
+            self._texts[index] = TextEvents(lambda text: self._chunk(index, {"content": text}))
+            events.append(event(self._chunk(index, {"role": "assistant", "content": ""})))
+        if delta.logprobs:
+            logprobs = chat_logprobs(delta.logprobs)
+            events.append(event(self._chunk(index, {"content": delta.text}, logprobs)))
+        elif delta.text:
+            events.append(self._texts[index].event(delta.text))
         if delta.finish_reason is not None:
             reason = END_REASONS[delta.finish_reason]
-            chunks.append(self._chunk(delta.index, {}, reason=reason))
-        return chunks
+            events.append(event(self._chunk(index, {}, reason=reason)))
+        return b"".join(events)
 
     def usage_chunk(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         usage = usage_of(output.usage for output in outputs)
@@ -135,7 +140,7 @@ class ChatShape:
     def _chunk(
         self,
         index: int,
-        delta: dict[str, str],
+        delta: Mapping[str, object],
         logprobs: dict[str, object] | None = None,
         reason: str | None = None,
     ) -> dict[str, object]:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from octavo.access.http.answers import answer
 from octavo.access.http.bodies import read_object
 from octavo.access.http.errors import invalid
+from octavo.access.http.events import TextEvents, event
 from octavo.access.http.fields import (
     Fields,
     check_model,
@@ -122,6 +123,8 @@ class CompletionShape:
         self._logprobs: dict[int, LegacyLogprobs] = {}
         self._begun: set[int] = set()
         self._held: dict[int, list[Delta]] = {}
+        self._plain: dict[int, TextEvents] = {}
+        """By choice, for all that is neither an echo, nor scored, nor an end."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         choices = [
@@ -132,15 +135,22 @@ class CompletionShape:
         usage = usage_of(output.usage for output in outputs)
         return {**self.base, "choices": choices, "usage": usage}
 
-    def chunks(self, place: int, call: AsyncCall, delta: Delta) -> list[dict[str, object]]:
+    def events(self, place: int, call: AsyncCall, delta: Delta) -> bytes:
         number = place * self._params.n + delta.index
+        scores = self._params.logprobs is not None
+        if not (self._echo or scores or delta.finish_reason):
+            if not delta.text:
+                return b""
+            if number not in self._plain:
+                self._plain[number] = TextEvents(lambda text: self._chunk(number, text, None, None))
+            return self._plain[number].event(delta.text)
         deltas = [*self._held.pop(number, ()), delta]
-        scores_prompt = self._echo and self._params.logprobs is not None
-        if scores_prompt and call.handle.prompt_logprobs is None and not call.done:
+        if self._echo and scores and call.handle.prompt_logprobs is None and not call.done:
             # Another choice is about to bring what the echo consists of.
             self._held[number] = deltas
-            return []
-        return [chunk for each in deltas for chunk in self._chunk(place, number, call, each)]
+            return b""
+        chunks = [chunk for each in deltas for chunk in self._chunks(place, number, call, each)]
+        return b"".join(map(event, chunks))
 
     def usage_chunk(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         usage = usage_of(output.usage for output in outputs)
@@ -164,7 +174,7 @@ class CompletionShape:
             "finish_reason": END_REASONS[choice.finish_reason],
         }
 
-    def _chunk(
+    def _chunks(
         self, place: int, number: int, call: AsyncCall, delta: Delta
     ) -> list[dict[str, object]]:
         text, logprobs = delta.text, None
@@ -184,8 +194,13 @@ class CompletionShape:
         if not (text or delta.logprobs or delta.finish_reason):
             return []
         reason = None if delta.finish_reason is None else END_REASONS[delta.finish_reason]
+        return [self._chunk(number, text, logprobs, reason)]
+
+    def _chunk(
+        self, number: int, text: object, logprobs: object, reason: str | None
+    ) -> dict[str, object]:
         choice = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return [{**self.base, "choices": [choice], **self._usage}]
+        return {**self.base, "choices": [choice], **self._usage}
 
     def _pieces(self, place: int) -> LegacyLogprobs:
         """Log-probabilities of one choice; an echo's own part is counted from the beginning."""

@@ -60,7 +60,6 @@ class DirectBody:
     def __init__(self, cycle: RequestResponseCycle):
         self._cycle = cycle
 
-    @property
     def is_ready(self) -> bool:
         """Whether the body has begun, in chunks, and somebody reads it: `send` would not wait."""
         cycle = self._cycle

@@ -1,4 +1,4 @@
-"""Answers as server-sent events (WHATWG HTML, section 9.2)."""
+"""Answers that are streamed: what calls bring, written as it comes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.access.http.ends import error_of_end, until_disconnect
 from octavo.access.http.errors import ApiError
+from octavo.access.http.events import event
 from octavo.access.http.protocol import DIRECT_BODY, DirectBody
 from octavo.access.http.work import Work
 from octavo.core.clock import Clock
@@ -30,12 +30,6 @@ _HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
-_encoder = msgspec.json.Encoder()
-
-
-def event(chunk: object) -> bytes:
-    """One event with a JSON value as its data."""
-    return b"data: %b\n\n" % _encoder.encode(chunk)
 
 
 class EventStream(Response):
@@ -90,9 +84,14 @@ class EventStream(Response):
         body: DirectBody = extension["body"]
 
         def take(deltas: list[Delta]) -> bool:
-            if not body.is_ready or any(delta.finish_reason for delta in deltas):
+            if not body.is_ready():
                 return False
-            data = b"".join([self._events(0, delta) for delta in deltas])
+            for delta in deltas:
+                if delta.finish_reason is not None:
+                    return False
+            data = b""
+            for delta in deltas:
+                data += self._events(0, delta)
             if data:
                 self._written_seconds = self._clock()
                 body.write(data)
@@ -119,12 +118,12 @@ class EventStream(Response):
 
     def _events(self, place: int, delta: Delta) -> bytes:
         self._tokens += len(delta.token_ids)
-        error = error_of_end(
-            delta.finish_reason, delta.error, self._tokens, self._calls[place].expired
-        )
-        if error is not None:
-            raise error
-        return b"".join(map(event, self._work.shape.chunks(place, self._calls[place], delta)))
+        call = self._calls[place]
+        if delta.finish_reason is not None:
+            error = error_of_end(delta.finish_reason, delta.error, self._tokens, call.expired)
+            if error is not None:
+                raise error
+        return self._work.shape.events(place, call, delta)
 
     async def _write(self, send: Send, data: bytes) -> None:
         self._written_seconds = self._clock()

@@ -29,7 +29,7 @@ class Shape(Protocol):
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         """The body of an answer that is not streamed."""
 
-    def chunks(self, place: int, call: AsyncCall, delta: Delta) -> list[dict[str, object]]:
+    def events(self, place: int, call: AsyncCall, delta: Delta) -> bytes:
         """The events that a delta of prompt number `place` gives; none if nothing shows."""
 
     def usage_chunk(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
