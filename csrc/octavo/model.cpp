@@ -109,32 +109,35 @@ void Model::plan_workspace() {
   const int32_t heads = needs_.most_heads > 0 ? needs_.most_heads : settings_.kv_heads;
   attention_floats_ =
       (attention_scratch_floats(heads, settings_.kv_heads, settings_.head_dim) + 15) / 16 * 16;
-  activations_.memory_bytes =
-      activation_bytes(int64_t(tokens > kLogitRows ? tokens : kLogitRows), needs_.linear_width,
-                       settings_.activations);
-  const auto carve = [&](Carver carver) {
-    slots_.clear();
-    rotation_tables_.clear();
-    for (const int64_t width : needs_.slot_widths) {
-      slots_.push_back(carver.take<float>(tokens * size_t(width)));
-    }
-    for (const auto& rotation : rotations_) {
-      rotation_tables_.push_back(carver.take<float>(tokens * table_width(rotation)));
-    }
-    token_slots_ = carver.take<int32_t>(tokens);
-    token_positions_ = carver.take<int32_t>(tokens);
-    head_rows_ = carver.take<float>(kLogitRows * size_t(needs_.hidden));
-    logit_rows_ = carver.take<float>(kLogitRows * size_t(needs_.vocabulary));
-    attention_scratch_ = carver.take<float>(attention_floats_ * size_t(pool_.threads()));
-    split_ = carver.take<float>(kSplitFloats);
-    activations_.memory = carver.take<uint8_t>(activations_.memory_bytes);
-    return carver.used();
-  };
-  workspace_ = HugeBuffer(carve(Carver(nullptr)));
-  carve(Carver(static_cast<uint8_t*>(workspace_.data())));
+  slots_.resize(needs_.slot_widths.size());
+  rotation_tables_.resize(rotations_.size());
+  workspace_ = HugeBuffer(lay_out_workspace(nullptr, tokens, kLogitRows));
   sampling_ = std::make_unique<SampleWorkspace>(pool_.threads(), size_t(needs_.vocabulary));
   tops_ = std::make_unique<TopTable>(pool_.threads(), kLogitRows, kMostTop);
   tasks_.reserve(2 * tokens * size_t(settings_.kv_heads));
+}
+
+// Parts for a step of `tokens` tokens, the head taking `rows` rows at a time; the bytes of all, which
+// never fall when either grows. They lie close together from `base` on, so that a small step has a
+// few huge pages and not the first one of each part. Those that are seldom used up come last.
+size_t Model::lay_out_workspace(uint8_t* base, size_t tokens, size_t rows) {
+  Carver carver(base);
+  token_slots_ = carver.take<int32_t>(tokens);
+  token_positions_ = carver.take<int32_t>(tokens);
+  for (size_t i = 0; i < rotations_.size(); ++i) {
+    rotation_tables_[i] = carver.take<float>(tokens * table_width(rotations_[i]));
+  }
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i] = carver.take<float>(tokens * size_t(needs_.slot_widths[i]));
+  }
+  activations_.memory_bytes = activation_bytes(int64_t(tokens > rows ? tokens : rows),
+                                               needs_.linear_width, settings_.activations);
+  activations_.memory = carver.take<uint8_t>(activations_.memory_bytes);
+  head_rows_ = carver.take<float>(rows * size_t(needs_.hidden));
+  attention_scratch_ = carver.take<float>(attention_floats_ * size_t(pool_.threads()));
+  logit_rows_ = carver.take<float>(rows * size_t(needs_.vocabulary));
+  split_ = carver.take<float>(kSplitFloats);
+  return carver.used();
 }
 
 size_t Model::page_bytes(int32_t page_tokens) const {

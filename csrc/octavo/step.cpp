@@ -28,6 +28,8 @@ void Model::run_step(const StepInput& input, float* logits, const LogitJobs* job
   const std::lock_guard<std::mutex> one_at_a_time(mutex_);
   profile_.measure(kTablesPart, [&] {
     check(input);
+    lay_out_workspace(static_cast<uint8_t*>(workspace_.data()), input.token_count,
+                      input.wanted_count < kLogitRows ? input.wanted_count : kLogitRows);
     place_tokens(input);
     fill_rotations(input);
   });

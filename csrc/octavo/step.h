@@ -97,6 +97,7 @@ class Model {
 
  private:
   void plan_workspace();
+  size_t lay_out_workspace(uint8_t* base, size_t tokens, size_t rows);
   void check_places(const std::vector<KvPlace>& places, int32_t window_tokens) const;
   void check_pages(int32_t first, int32_t count) const;
   void check(const StepInput& input) const;
@@ -133,6 +134,7 @@ class Model {
   int32_t groups_ = 1;
   int32_t window_tokens_ = 0;
 
+  // Laid out anew by every step, for as many tokens as it has: nothing in it outlives a step.
   HugeBuffer workspace_;
   std::vector<float*> slots_;
   std::vector<float*> rotation_tables_;

@@ -22,6 +22,7 @@ from octavo.compute.models.registry import load_program
 from octavo.compute.program import Program
 from octavo.core.errors import EngineError, ModelFileError, SettingsError
 from octavo.core.gguf import GgufFile
+from octavo.observe.process_memory import resident_bytes
 from tiny import FAMILIES, make_tiny_gguf
 
 Floats = NDArray[np.float32]
@@ -215,6 +216,22 @@ def test_memory_that_was_given_back_changes_no_bit(tiny: Loaded) -> None:
             buffers.discard_kv(first, count)
         with pytest.raises(ValueError, match="no such pages"):
             buffers.populate_kv(first, count)
+
+
+def test_a_small_step_takes_a_small_part_of_the_workspace(tmp_path: Path) -> None:
+    model = CpuModel(*load(tmp_path), threads=1, max_batch_tokens=1 << 16)
+    model.allocate_kv(16, 16)
+    huge_page_bytes = 2 << 20
+    assert model.workspace_bytes > 64 * huge_page_bytes
+
+    def grown_bytes() -> int:
+        model.elastic().discard_workspace()
+        before = resident_bytes()
+        model.step(make_batch([([5], 0, [0])]), [Draw(0, 1, 0)], [])
+        return resident_bytes() - before
+
+    grown_bytes()  # what a first step takes for good
+    assert grown_bytes() < 2 * huge_page_bytes
 
 
 def test_a_wider_cache_is_closer_to_an_exact_one(tiny: Loaded) -> None:
