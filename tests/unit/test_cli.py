@@ -63,12 +63,13 @@ def test_help_loads_nothing_heavy() -> None:
     assert in_process(code).stderr.strip() == "[]"
 
 
-def test_a_frontend_loads_no_scheduler() -> None:
+def test_a_frontend_loads_neither_scheduler_nor_numpy() -> None:
     code = (
         "import sys, octavo.cli.serving, octavo.access.http.app, octavo.access.http.server;"
+        "import octavo.text.templates, octavo.text.tokenizer, octavo.observe.prometheus;"
         "from octavo.engine.client import AsyncEngineClient;"
-        "rooms = ('octavo.schedule', 'octavo.memory', 'octavo.compute');"
-        "print([name for name in sys.modules if name.startswith(rooms)])"
+        "heavy = ('octavo.schedule', 'octavo.memory', 'octavo.compute', 'numpy');"
+        "print([name for name in sys.modules if name.startswith(heavy)])"
     )
     assert in_process(code).stdout.strip() == "[]"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from octavo.core.errors import InvalidRequest, ModelFileError, SettingsError
-from octavo.text.bpe import derive_merges
+from octavo.text.merges import derive_merges
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.vocabulary import BYTE_ALPHABET
 from text_vocabularies import SPACED, Metadata, byte_level, sentencepiece

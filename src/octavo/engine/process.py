@@ -57,8 +57,10 @@ def main() -> int:
             warm_seconds = _warm_up(opened.engine)
             first_rows.take()
             facts = _facts(config, file, opened, warm_seconds)
-            garbage.settle()
-            return _serve(config, opened, facts, first_rows, report_fd)
+        # The file is closed by now: its pages, and where things are in it, count as memory.
+        del file
+        garbage.settle()
+        return _serve(config, opened, facts, first_rows, report_fd)
     except OctavoError as error:
         _report(report_fd, StartReport(problem=problem_of(error)))
         return EXIT_NOT_STARTED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.core.errors import InvalidRequest, ModelFileError, SettingsError
 from octavo.core.shown import shown
@@ -40,11 +40,12 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary, *, pre: str | None = None):
-        self.vocabulary = vocabulary
         cut = choose_cut(vocabulary, pre)
         self._engine = (
             build_sentencepiece(vocabulary) if cut is None else build_byte_level(vocabulary, cut)
         )
+        # What only the engine is built from is as much again as the tokens.
+        self.vocabulary = replace(vocabulary, scores=None, merges=None)
         self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
         self.add_bos = self.bos_id is not None and _adds_bos(vocabulary, cut)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
-
-import numpy as np
 
 from octavo.core.errors import ModelFileError
 
@@ -318,8 +317,7 @@ def _corrected(kinds: bytes, tokens: Sequence[str], ids_by_name: Mapping[str, in
 
 def places_of(kinds: bytes, *wanted: TokenKind) -> list[int]:
     """The ids of the tokens of these kinds, rising."""
-    found: list[int] = np.nonzero(np.isin(np.frombuffer(kinds, np.uint8), wanted))[0].tolist()
-    return found
+    return [match.start() for match in re.finditer(b"[%b]" % re.escape(bytes(wanted)), kinds)]
 
 
 def _end_ids(
