@@ -11,8 +11,11 @@ from octavo.memory.cache import PageCache
 
 HUGE_PAGE_BYTES = 2 << 20
 _SLAB_BYTES = 2 * HUGE_PAGE_BYTES
-_AHEAD_BYTES = 64 << 20
-"""Free memory that is kept backed while there is work: a second of prefill needs about as much."""
+_LEAST_AHEAD_BYTES = 4 << 20
+"""Free memory that is kept backed while there is work: a stream fills it in a second or two."""
+_MOST_AHEAD_BYTES = 64 << 20
+"""The most where steps take more: one of a long prompt needs about as much."""
+_GROWTH_SECONDS = 60.0
 _POPULATE_BYTES = 16 << 20
 _BUSY_DISCARD_BYTES = 128 << 20
 """Most that is given back between two steps that somebody waits for: a few milliseconds."""
@@ -63,8 +66,8 @@ class ElasticMemory:
     Cached pages that were not used for `idle_seconds` are given up, and slabs that were empty for
     as long go back to the system (None: never). `is_eager`: empty slabs go back after every step.
     Under pressure they go at once, then the least recently used pages. While there is work, a
-    thread backs free slabs ahead of their use, and an idle page stays until `may_go` agrees, which
-    may have something to do first. Not thread-safe.
+    thread backs free slabs ahead of their use, as much as steps take, and an idle page stays until
+    `may_go` agrees, which may have something to do first. Not thread-safe.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class ElasticMemory:
         self._is_eager = is_eager
         self._pressure = pressure or NoPressure()
         self._may_go = may_go
-        self._ahead_pages = min(_AHEAD_BYTES // page_bytes, cache.pool.pages // 8)
+        self._most_ahead_pages = min(_MOST_AHEAD_BYTES // page_bytes, cache.pool.pages // 8)
+        self._least_ahead_pages = -(-_LEAST_AHEAD_BYTES // page_bytes)
+        self._growth = _Growth()
         self._used_seconds: float | None = None
         self._checked_seconds = -math.inf
         self._pressed_seconds = -math.inf
@@ -113,6 +118,8 @@ class ElasticMemory:
             if self._idle_seconds is not None:
                 self._release_idle(int(now_seconds - self._idle_seconds))
             self._relieve(now_seconds, _BUSY_DISCARD_BYTES)
+        pool = self._cache.pool
+        self._growth.note(pool.backed_pages - pool.backed_free_count, now_seconds)
         if not self._is_eager and now_seconds - self._pressed_seconds >= _CALM_SECONDS:
             self._back_ahead()
 
@@ -155,7 +162,7 @@ class ElasticMemory:
         self._cache.give_up_idle(before_seconds, self._may_go)
         pool = self._cache.pool
         # What is backed ahead would only come back.
-        most = max(pool.backed_free_count - self._ahead_pages, 0) // pool.slab_pages
+        most = max(pool.backed_free_count - self._ahead_pages(), 0) // pool.slab_pages
         slabs = pool.empty_slabs()[:most]
         idle = [slab for slab in slabs if pool.empty_since[slab] <= before_seconds]
         self._discard(idle, _BUSY_DISCARD_BYTES)
@@ -192,15 +199,20 @@ class ElasticMemory:
         self.released_bytes += released
         return released
 
+    def _ahead_pages(self) -> int:
+        """Free pages to keep backed: as many as a step may need."""
+        wanted = max(self._growth.most_pages, self._least_ahead_pages)
+        return min(wanted, self._most_ahead_pages)
+
     def _back_ahead(self) -> None:
-        pool = self._cache.pool
-        if pool.backed_free_count >= self._ahead_pages:
+        pool, ahead_pages = self._cache.pool, self._ahead_pages()
+        if pool.backed_free_count >= ahead_pages:
             return
         if self._populating is not None and not self._populating.done():
             return
         chosen: list[int] = []
         most = max(_POPULATE_BYTES // self._slab_bytes, 1)
-        while len(chosen) < most and pool.backed_free_count < self._ahead_pages:
+        while len(chosen) < most and pool.backed_free_count < ahead_pages:
             slab = pool.next_unbacked()
             if slab is None:
                 break
@@ -215,6 +227,30 @@ class ElasticMemory:
         pool = self._cache.pool
         for slab in slabs:
             self._backing.populate_kv(slab * pool.slab_pages, pool.slab_size(slab))
+
+
+class _Growth:
+    """The most pages that came into use in one step, of this minute or two."""
+
+    def __init__(self) -> None:
+        self._pages = 0
+        self._began_seconds = -math.inf
+        self._now_most = 0
+        self._before_most = 0
+
+    @property
+    def most_pages(self) -> int:
+        return max(self._now_most, self._before_most)
+
+    def note(self, pages: int, now_seconds: float) -> None:
+        """After a step: so many pages are in use."""
+        age_seconds = now_seconds - self._began_seconds
+        if age_seconds >= _GROWTH_SECONDS:
+            self._before_most = self._now_most if age_seconds < 2 * _GROWTH_SECONDS else 0
+            self._now_most = 0
+            self._began_seconds = now_seconds
+        self._now_most = max(self._now_most, pages - self._pages)
+        self._pages = pages
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
