@@ -175,12 +175,13 @@ class Serving:
         await supervisor.drain(patience_seconds)
 
     def _open_service(self, address: str) -> Service:
-        # Late and in a thread, so that it happens while the engine loads.
+        tokenizer, template = open_text(self.path, pre=self.settings.pre_tokenizer)
+        # Late and in a thread, so that it happens while the engine loads; and after the text, whose
+        # opening leaves memory free that this takes.
         from octavo.access.http.service import Service
         from octavo.engine.client import AsyncEngineClient
         from octavo.observe.prometheus import ServingMetrics
 
-        tokenizer, template = open_text(self.path, pre=self.settings.pre_tokenizer)
         heap.trim()
         scheduler = self.settings.scheduler
         metrics = ServingMetrics(self.model_names[0], classes=scheduler.service_classes)
