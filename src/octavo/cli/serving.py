@@ -175,6 +175,7 @@ class Serving:
         await supervisor.drain(patience_seconds)
 
     def _open_service(self, address: str) -> Service:
+        heap.return_large_blocks()
         tokenizer, template = open_text(self.path, pre=self.settings.pre_tokenizer)
         # Late and in a thread, so that it happens while the engine loads; and after the text, whose
         # opening leaves memory free that this takes.
