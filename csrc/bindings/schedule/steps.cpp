@@ -126,14 +126,23 @@ nb::tuple take(RowColumns& columns, const RowNumbers& rows, const std::vector<in
                         others, taken.page_ends, taken.gaps, taken.gaps_missed);
 }
 
+nb::tuple theta_of(const LeastSquares& fit) {
+  const LeastSquares::Values& theta = fit.theta();
+  return nb::make_tuple(theta[0], theta[1], theta[2], theta[3], theta[4]);
+}
+
 void bind_fit(nb::module_& module) {
   using Fit = LeastSquares;
   nb::class_<Fit>(module, "LeastSquares")
       .def(nb::init<const Fit::Values&, const Fit::Values&, double, int>(), "theta"_a, "ridge"_a,
            "forgetting"_a, "sweeps"_a)
-      .def("observe", &Fit::observe, "features"_a, "target"_a)
-      .def_prop_ro("theta", [](const Fit& fit) { return nb::make_tuple(
-           fit.theta()[0], fit.theta()[1], fit.theta()[2], fit.theta()[3], fit.theta()[4]); });
+      .def("observe",
+           [](Fit& self, const Fit::Values& features, double target) {
+             self.observe(features, target);
+             return theta_of(self);
+           },
+           "features"_a, "target"_a)
+      .def_prop_ro("theta", theta_of);
 }
 
 KeyOrder::Key order_key(nb::tuple key) {

@@ -107,16 +107,10 @@ class Engine:
         result = self._execute(plan)
         self._pending = None
         outputs = self.scheduler.on_result(result)
-        is_empty = plan.is_empty
-        patience = self.scheduler.patience_seconds if is_empty else 0.0
-        if is_empty and self.swapper and self.swapper.is_loading:
-            self.swapper.wait(_LONGEST_SLEEP_SECONDS)
+        if plan.row_count:
             self._empty_steps = 0
-        elif patience > 0:
-            # A batch waits for company, but whoever is to bring it has to be heard.
-            self._sleep(min(patience, _LONGEST_SLEEP_SECONDS))
         else:
-            self._check_progress(plan)
+            self._wait()
         ended = self._clock()
         if self.elastic is not None:
             self.elastic.end(ended)
@@ -193,8 +187,20 @@ class Engine:
             rows = tuple(RowResult(row.row, row.request_id, error=message) for row in plan.rows)
             return StepResult(plan.number, rows, self._clock() - started)
 
-    def _check_progress(self, plan: StepPlan) -> None:
-        self._empty_steps = self._empty_steps + 1 if plan.is_empty and self.has_work else 0
+    def _wait(self) -> None:
+        """Nothing could run, and there may be a reason for that."""
+        patience = self.scheduler.patience_seconds
+        if self.swapper and self.swapper.is_loading:
+            self.swapper.wait(_LONGEST_SLEEP_SECONDS)
+            self._empty_steps = 0
+        elif patience > 0:
+            # A batch waits for company, but whoever is to bring it has to be heard.
+            self._sleep(min(patience, _LONGEST_SLEEP_SECONDS))
+        else:
+            self._check_progress()
+
+    def _check_progress(self) -> None:
+        self._empty_steps = self._empty_steps + 1 if self.has_work else 0
         if self._empty_steps == _MAX_EMPTY_STEPS:
             scheduler = self.scheduler
             logger.error(
@@ -212,11 +218,12 @@ class Engine:
     def _measure(
         self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput], seconds: float
     ) -> None:
-        if plan.is_empty:
+        rows = plan.row_count
+        if not rows:
             self.metrics.rows.set(0)
             return
         self.metrics.note_step(
-            rows=plan.row_count,
+            rows=rows,
             computed_tokens=plan.token_count,
             generated_tokens=sum([len(output.token_ids) for output in outputs]),
             seconds=seconds,

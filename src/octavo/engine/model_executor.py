@@ -108,7 +108,7 @@ class ModelExecutor:
         logprobs: Sequence[tuple[TokenLogprob, ...] | None] = ()
         results: list[RowResult] = []
         native_seconds = 0.0
-        if len(decodes) or chunks:
+        if decodes.rows or chunks:
             try:
                 output = self._run(decodes, chunks)
             except Exception as error:
@@ -116,7 +116,7 @@ class ModelExecutor:
             else:
                 native_seconds = output.native_seconds
                 tokens, logprobs = self._decoded(decodes, output, results)
-                self._add_chunks(chunks, len(decodes), output, results)
+                self._add_chunks(chunks, len(decodes.rows), output, results)
         return StepResult(
             number=plan.number,
             rows=tuple(results),
@@ -201,7 +201,7 @@ class ModelExecutor:
         self, decodes: DecodeRows, output: StepOutput, results: list[RowResult]
     ) -> tuple[list[int], Sequence[tuple[TokenLogprob, ...] | None]]:
         """Tokens and log-probabilities of the rows that decode; those that failed to `results`."""
-        count = len(decodes)
+        count = len(decodes.rows)
         tokens = output.drawn[:count]
         for place in [place for place, token in enumerate(tokens) if token < 0]:
             error = output.draw_errors.get(place, _BAD_LOGITS)

@@ -136,7 +136,7 @@ class CostModel:
         else:
             values = (getattr(profile, name) for name in FEATURES)
             self._start([value / scale for value, scale in zip(values, _SCALES, strict=True)])
-        self._publish()
+        self._publish(self._fit.theta)
 
     def predict(self, shape: StepShape) -> float:
         """Seconds of a step of that shape."""
@@ -179,7 +179,7 @@ class CostModel:
             self._scale_prior = False
             ratio = min(max(seconds / max(predicted, 1e-9), 1 / _MOST_RATIO), _MOST_RATIO)
             self._start([value * ratio for value in self._fit.theta])
-            self._publish()
+            self._publish(self._fit.theta)
             predicted = self.predict(shape)
         self._note_error(1.0 - predicted / seconds)
         fitted = predicted / self._pace
@@ -187,7 +187,7 @@ class CostModel:
         bound = _CLIPPED_ERRORS * max(self.error, 0.02)
         clipped = min(max(residual, -bound), bound)
         constant, token, decode_row, past_token, chunk_square = _SCALES
-        self._fit.observe(
+        theta = self._fit.observe(
             (
                 constant / seconds,
                 shape.tokens * token / seconds,
@@ -199,7 +199,7 @@ class CostModel:
         )
         ratio = min(max(seconds / fitted, 1 / _MOST_PACE), _MOST_PACE)
         self._pace += _PACE_LEARNING * (ratio - self._pace)
-        self._publish()
+        self._publish(theta)
 
     def note_overrun(self, predicted_seconds: float, seconds: float) -> None:
         """Learn from a step about as long as a target allows, what passes around it included.
@@ -251,9 +251,9 @@ class CostModel:
         ridge = [_PRIOR_WEIGHT / max(value, 1e-9) ** 2 for value in theta]
         self._fit = _steps.LeastSquares(theta, ridge, _FORGETTING, _SWEEPS)
 
-    def _publish(self) -> None:
+    def _publish(self, theta: tuple[float, float, float, float, float]) -> None:
         pace = self._pace
-        constant, token, decode_row, past_token, chunk_square = self._fit.theta
+        constant, token, decode_row, past_token, chunk_square = theta
         self.constant = constant * _SCALES[0] * pace
         self.token = max(token * _SCALES[1] * pace, _LEAST_TOKEN_SECONDS)
         self.decode_row = decode_row * _SCALES[2] * pace

@@ -139,11 +139,11 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def row_count(self) -> int:
-        return len(self.decodes) + len(self.chunks)
+        return len(self.decodes.rows) + len(self.chunks)
 
     @property
     def token_count(self) -> int:
-        return len(self.decodes) + sum(len(row.tokens) for row in self.chunks)
+        return len(self.decodes.rows) + sum([len(row.tokens) for row in self.chunks])
 
     @property
     def is_empty(self) -> bool:

@@ -165,7 +165,7 @@ class Planner:
         if not self.draft.has_rows:
             self._force()
         decodes, chunks = self.draft.decode_rows(), self.draft.chunk_rows()
-        has_rows = len(decodes) > 0 or len(chunks) > 0
+        has_rows = len(decodes.rows) > 0 or len(chunks) > 0
         return StepPlan(
             number=self._number,
             chunks=chunks,

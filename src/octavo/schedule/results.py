@@ -47,9 +47,9 @@ def _sorted_out(
     `NO_TOKEN` stands for rows that are among the others or have no result.
     """
     decodes = plan.decodes
-    if result.decoded and len(result.decoded) != len(decodes):
-        raise ValueError(f"{len(result.decoded)} rows instead of {len(decodes)} have decoded")
-    tokens = list(result.decoded) or [NO_TOKEN] * len(decodes)
+    if result.decoded and len(result.decoded) != len(decodes.rows):
+        raise ValueError(f"{len(result.decoded)} rows instead of {len(decodes.rows)} have decoded")
+    tokens = list(result.decoded) or [NO_TOKEN] * len(decodes.rows)
     logprobs: list[_Logprobs] = list(result.decoded_logprobs)
     singles: list[_Single] = []
     if not result.rows:
