@@ -23,6 +23,8 @@ def test_histogram_bounds_are_inclusive_and_the_last_bucket_is_open() -> None:
     assert histogram.counts == [2, 2, 1]
     assert histogram.count == 5
     assert histogram.total == 104.0
+    histogram.observe(1.5, 3)
+    assert (histogram.counts, histogram.total) == ([2, 5, 1], 108.5)
     with pytest.raises(ValueError, match="must rise"):
         Histogram("h", "help", bounds=(2.0, 1.0))
 

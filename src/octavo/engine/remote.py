@@ -269,7 +269,7 @@ class AsyncEngineClient:
         self._heard_seconds = self._clock()
         match message:
             case Outputs():
-                self._deliver(message)
+                self._deliver(message, self._heard_seconds)
             case Taken(request_ids, service_class):
                 call = self._call_of(request_ids)
                 if call is not None:
@@ -300,17 +300,17 @@ class AsyncEngineClient:
         """The call of these requests, if any of them still lives."""
         return next((self._live[each][0] for each in request_ids if each in self._live), None)
 
-    def _deliver(self, message: Outputs) -> None:
-        now = self._clock()
+    def _deliver(self, message: Outputs, now_seconds: float) -> None:
         for started in message.started:
             if started.request_id in self._live:
                 self._live[started.request_id][0].note_start(started.queue_seconds)
         enough: list[RequestId] = []
         for output in message.outputs:
-            if output.request_id not in self._live:
+            live = self._live.get(output.request_id)
+            if live is None:
                 continue
-            call, index = self._live[output.request_id]
-            if call.accept(index, output, now):
+            call, index = live
+            if call.accept(index, output, now_seconds):
                 self._news[call] = None
             if call.handle.answers[index].finish_reason is not None:
                 del self._live[output.request_id]

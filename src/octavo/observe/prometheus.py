@@ -151,8 +151,7 @@ class ServingMetrics(CallObserver):
             tokens = self._tokens[service_class] = _Tokens()
         tokens.generated += count
         if gap_seconds is not None:
-            for _ in range(count):
-                tokens.gap_seconds.observe(gap_seconds / count)
+            tokens.gap_seconds.observe(gap_seconds / count, count)
 
     def ended(
         self, service_class: str, outcomes: Sequence[str], cached_tokens: int, seconds: float

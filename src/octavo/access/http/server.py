@@ -15,6 +15,7 @@ from octavo.access.http.listen import raise_descriptor_limit
 from octavo.access.http.protocol import bounded_protocol
 
 KEEP_ALIVE_SECONDS = 30
+_DATE_SECONDS = 1.0
 _DROPPED_SECONDS = 5
 """How long answers may take to notice that their connections were dropped."""
 
@@ -37,6 +38,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._grace_seconds = 1.0
+        self._ending = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -46,12 +48,19 @@ class HttpServer(uvicorn.Server):
         """Stop listening, drop what is still open after `grace_seconds`, return from `serve`."""
         self._grace_seconds = grace_seconds
         self.should_exit = True
+        self._ending.set()
 
     def drop(self) -> None:
         """End at once: to the answers that are left, their clients have gone."""
         self.end(0)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+
+    async def main_loop(self) -> None:
+        """Sleep until the end, but for the date of answers; uvicorn looks 10 times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), _DATE_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """What uvicorn does, but without cancelling tasks, which it would report as defects."""
