@@ -20,6 +20,7 @@ _POPULATE_BYTES = 16 << 20
 _BUSY_DISCARD_BYTES = 128 << 20
 """Most that is given back between two steps that somebody waits for: a few milliseconds."""
 _CHECK_SECONDS = 1.0
+_UNSETTLED = -1
 _CALM_SECONDS = 10.0
 """After pressure nothing is backed ahead for so long."""
 
@@ -97,6 +98,8 @@ class ElasticMemory:
         self._used_seconds: float | None = None
         self._checked_seconds = -math.inf
         self._pressed_seconds = -math.inf
+        self._settled_pages = _UNSETTLED
+        """Free backed pages when there was nothing more to do."""
         self._thread: ThreadPoolExecutor | None = None
         self._populating: Future[None] | None = None
 
@@ -112,16 +115,21 @@ class ElasticMemory:
 
     def end(self, now_seconds: float) -> None:
         """A step has ended: give back a little of what is idle or wanted, back what comes next."""
+        pool = self._cache.pool
+        is_due = self._is_check_due(now_seconds)
+        if pool.backed_free_count == self._settled_pages and not is_due:
+            return  # Most steps neither take pages nor give any back.
         if self._is_eager:
-            self._discard(self._cache.pool.empty_slabs())
-        if self._is_check_due(now_seconds):
+            self._discard(pool.empty_slabs())
+        if is_due:
             if self._idle_seconds is not None:
                 self._release_idle(int(now_seconds - self._idle_seconds))
             self._relieve(now_seconds, _BUSY_DISCARD_BYTES)
-        pool = self._cache.pool
         self._growth.note(pool.backed_pages - pool.backed_free_count, now_seconds)
         if not self._is_eager and now_seconds - self._pressed_seconds >= _CALM_SECONDS:
             self._back_ahead()
+        is_backing = self._populating is not None and not self._populating.done()
+        self._settled_pages = _UNSETTLED if is_backing else pool.backed_free_count
 
     def seconds_to_rest(self, now_seconds: float) -> float | None:
         """How long an engine without work may sleep before `rest` is due; None: for ever."""
