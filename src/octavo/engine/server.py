@@ -47,6 +47,7 @@ MAIL_SECONDS = 0.02
 POLL_SECONDS = 0.05
 _MAX_MESSAGES_A_STEP = 4096
 _QUEUED_MESSAGES = 1000
+_READABLE = int(zmq.POLLIN)
 
 
 class FirstRows:
@@ -200,6 +201,9 @@ class EngineServer:
 
     def _receive(self) -> None:
         for _ in range(_MAX_MESSAGES_A_STEP):
+            # Asked, not tried: most steps bring no message, and an exception costs more.
+            if not int(self._socket.get(zmq.EVENTS)) & _READABLE:
+                return
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
