@@ -10,6 +10,7 @@ from msgspec import structs
 
 from fake_model import FakeModel
 from octavo.compute.batch import Batch, Draw, Score, StepOutput
+from octavo.compute.rows import GatheredRows, RowSettings
 from octavo.core.errors import EngineError
 from octavo.core.ids import RequestId
 from octavo.core.output import TokenLogprob
@@ -253,6 +254,32 @@ def test_row_without_its_request_is_an_error() -> None:
     executor.execute(StepPlan(3, preemptions=(Preemption(0, owner.id),)))
     result = executor.execute(StepPlan(4, (row_plan(0, owner, 2, (9,)),)))
     assert "does not hold" in (result.rows[0].error or "")
+
+
+class Choosy(FakeModel):
+    """Has rows of its own, which do not take every request."""
+
+    def step_rows(self, max_rows: int, table_width: int) -> GatheredRows:
+        class Rows(GatheredRows):
+            def seat(self, row: int, settings: RowSettings) -> None:
+                if settings.draw.top_k == 9:
+                    raise ValueError("not with this top_k")
+                super().seat(row, settings)
+
+        return Rows(self, max_rows, table_width, 32)
+
+
+def test_a_request_that_the_model_does_not_take_fails_alone() -> None:
+    executor = executor_of(Choosy())
+    bad, good = request("bad", (5, 6), top_k=9), request("good", (7,))
+    plans = ((row_plan(0, bad, 0, bad.prompt, (0,)), bad), (row_plan(1, good, 0, (7,), (1,)), good))
+    result = executor.execute(admitted(1, *plans))
+    assert "not with this top_k" in (result.rows[0].error or "")
+    assert len(result.rows[1].tokens) == 1
+    after = request("after", (8,))
+    plan = row_plan(0, after, 0, after.prompt, (2,))
+    closing = StepPlan(2, (plan,), (Admission(0, after, (), 0),), closed_rows=(0,))
+    assert executor.execute(closing).rows[0].error is None
 
 
 def test_table_wider_than_the_row_is_refused() -> None:
