@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import pytest
 from octavo.core.errors import InvalidRequest, ModelFileError, SettingsError
 from octavo.text.merges import derive_merges
 from octavo.text.tokenizer import Tokenizer
-from octavo.text.vocabulary import BYTE_ALPHABET
+from octavo.text.vocabulary import BYTE_ALPHABET, Vocabulary
 from text_vocabularies import SPACED, Metadata, byte_level, sentencepiece
 
 
@@ -23,6 +24,17 @@ def test_byte_level_merges_in_order_of_rank() -> None:
     ids = tokenizer.encode("hi hi aaaaa", add_special=False, parse_special=False)
     assert names(tokenizer, ids) == ["hi", f"{SPACED}hi", SPACED, "aaaa", "a"]
     assert tokenizer.decode(ids) == "hi hi aaaaa"
+
+
+def test_a_tokenizer_keeps_no_merges_and_scores() -> None:
+    for metadata in (byte_level(), sentencepiece()):
+        tokenizer = Tokenizer.from_metadata(metadata)
+        kept = [
+            each
+            for each in gc.get_objects()
+            if isinstance(each, Vocabulary) and each.tokens is tokenizer.vocabulary.tokens
+        ]
+        assert [(each.merges, each.scores) for each in kept] == [(None, None)]
 
 
 def test_control_tokens_are_parsed_only_where_asked() -> None:

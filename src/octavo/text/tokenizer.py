@@ -59,7 +59,7 @@ class Tokenizer:
         }
         self._controls = compile_words(self.control_ids)
         self._bytes: dict[int, bytes] = {}
-        self.whole_texts = WholeTexts(vocabulary)
+        self.whole_texts = WholeTexts(self.vocabulary)
         self._check_round_trip()
 
     @classmethod
