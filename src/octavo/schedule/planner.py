@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from octavo.schedule.admission import Admissions
 from octavo.schedule.cost import StepShape
@@ -421,5 +422,6 @@ class Planner:
 
 def _prefills(lane: Lane) -> Iterator[Sequence]:
     """Prefills of a class in key order, then its queue."""
-    yield from lane.prefilling
-    yield from lane.queue
+    if not len(lane.prefilling) and not len(lane.queue):
+        return iter(())
+    return chain(lane.prefilling, lane.queue)

@@ -359,7 +359,9 @@ class Scheduler:
         note_work(planner.draft.chunks.values(), self._lanes, now)
         spent = planner.spent
         for lane in self._lanes:
-            lane.use.note(spent.get(lane, 0.0) * scale, measured if passed is None else passed)
+            if lane in spent or lane.use.share:
+                passed_seconds = measured if passed is None else passed
+                lane.use.note(spent.get(lane, 0.0) * scale, passed_seconds)
         self._ledger.charge(planner, spent, scale, now)
         if len(result.rows) + len(result.decoded) == plan.row_count:
             self.cost.observe(planner.shape, measured)
