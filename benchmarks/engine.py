@@ -1,4 +1,4 @@
-"""Decode and prefill speed of the engine in process, and its time outside the native call.
+"""Decode and prefill speed of the engine in process, and its steps' time outside the native call.
 
 python benchmarks/engine.py [--model NAME] [--json FILE] [--profile] [--set key=value ...]
 """
@@ -27,10 +27,14 @@ from octavo.engine.handle import Handle
 
 @dataclass(frozen=True)
 class Run:
-    """Decoded or prefilled tokens, and what their steps took; `parts` only with a profile."""
+    """Decoded or prefilled tokens, and what they took; `parts` only with a profile.
+
+    Of `seconds` the engine's steps took `step_seconds`; in the rest their caller read its answers.
+    """
 
     tokens: int
     seconds: float
+    step_seconds: float
     native_seconds: float
     steps: int
     parts: tuple[StepPart, ...] = ()
@@ -38,7 +42,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Best and median of several runs; tokens are decoded or prefilled ones, as the name says."""
+    """Best and median of several runs; tokens are decoded or prefilled ones, as the name says.
+
+    `outside_native_share` is a share of the steps, `between_steps_share` of all the time.
+    """
 
     name: str
     streams: int
@@ -48,6 +55,7 @@ class Measurement:
     median_tokens_per_second: float
     outside_native_share: float
     outside_native_microseconds_per_step: float
+    between_steps_share: float
     fastest: Run
 
 
@@ -61,6 +69,7 @@ class Timer:
         if self._profiled is not None:
             self._profiled.enable_profile()
         self._native = self._metrics.native_seconds.value
+        self._step_seconds = self._metrics.step_seconds.total
         self._steps = self._metrics.steps.value
         self._began = time.perf_counter()
 
@@ -68,6 +77,7 @@ class Timer:
         return Run(
             tokens,
             time.perf_counter() - self._began,
+            self._metrics.step_seconds.total - self._step_seconds,
             self._metrics.native_seconds.value - self._native,
             int(self._metrics.steps.value - self._steps),
             () if self._profiled is None else self._profiled.profile(),
@@ -124,6 +134,7 @@ def prefill(llm: LLM, length: int, salt: int, *, profile: bool = False) -> Run:
 def summary(name: str, streams: int, context: int, runs: Sequence[Run]) -> Measurement:
     rates = [item.tokens / item.seconds for item in runs]
     seconds = sum(item.seconds for item in runs)
+    step_seconds = sum(item.step_seconds for item in runs)
     native_seconds = sum(item.native_seconds for item in runs)
     steps = sum(item.steps for item in runs)
     return Measurement(
@@ -133,8 +144,9 @@ def summary(name: str, streams: int, context: int, runs: Sequence[Run]) -> Measu
         tokens=runs[0].tokens,
         best_tokens_per_second=max(rates),
         median_tokens_per_second=statistics.median(rates),
-        outside_native_share=1 - native_seconds / seconds,
-        outside_native_microseconds_per_step=(seconds - native_seconds) / max(steps, 1) * 1e6,
+        outside_native_share=1 - native_seconds / step_seconds,
+        outside_native_microseconds_per_step=(step_seconds - native_seconds) / max(steps, 1) * 1e6,
+        between_steps_share=1 - step_seconds / seconds,
         fastest=max(runs, key=lambda item: item.tokens / item.seconds),
     )
 
@@ -143,7 +155,7 @@ def show_profile(run: Run) -> None:
     for line in profile_lines(
         run.parts,
         steps=run.steps,
-        step_seconds=run.seconds,
+        step_seconds=run.step_seconds,
         native_seconds=run.native_seconds,
     ):
         print(line)
@@ -183,13 +195,15 @@ def main(arguments: list[str]) -> int:
                     bar.update(1)
                 results.append(summary(name, streams, context, runs))
     print(f"{options.model}, {platform.processor() or platform.machine()}")
-    print(f"{'':8} streams context  best tok/s  median tok/s  outside native  us/step")
+    columns = ("best tok/s", " median tok/s", " outside native", " us/step", " between steps")
+    print(f"{'':8} streams context  {' '.join(columns)}")
     for item in results:
         print(
             f"{item.name:8} {item.streams:7} {item.context_tokens:7}"
             f" {item.best_tokens_per_second:11.1f} {item.median_tokens_per_second:13.1f}"
             f" {item.outside_native_share:14.1%}"
-            f" {item.outside_native_microseconds_per_step:9.0f}"
+            f" {item.outside_native_microseconds_per_step:8.0f}"
+            f" {item.between_steps_share:14.1%}"
         )
     for item in results if options.profile else ():
         print(f"\n{item.name}, {item.streams} streams, {item.context_tokens} tokens: fastest run")

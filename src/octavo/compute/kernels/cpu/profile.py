@@ -45,7 +45,7 @@ def step_parts(measured: Sequence[tuple[int, float]]) -> tuple[StepPart, ...]:
 def profile_lines(
     parts: Sequence[StepPart], *, steps: int, step_seconds: float, native_seconds: float
 ) -> Iterator[str]:
-    """A table, the slowest part first; `step_seconds` is the whole time, outside the kernels too.
+    """A table, the slowest part first; `step_seconds` is all that steps took, planning included.
 
     What is left of the native call after all parts is the step's own housekeeping.
     """
