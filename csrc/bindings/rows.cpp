@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -34,15 +35,18 @@ void seat(StepRows& self, int64_t row, nb::bytes job, Ids bias_ids, std::vector<
 }
 
 // Each of `chunks` is (row, start, tokens, draws, targets, top).
-std::vector<ChunkRow> chunks_of(nb::list chunks) {
+std::vector<ChunkRow> chunks_of(nb::list chunks) try {
   std::vector<ChunkRow> rows;
   for (nb::handle item : chunks) {
     const nb::tuple fields = nb::cast<nb::tuple>(item);
+    require(fields.size() == 6, "a chunk has six fields");
     rows.push_back(ChunkRow{nb::cast<int64_t>(fields[0]), nb::cast<int64_t>(fields[1]),
                             nb::cast<Ids>(fields[2]), nb::cast<bool>(fields[3]),
                             nb::cast<Ids>(fields[4]), nb::cast<int32_t>(fields[5])});
   }
   return rows;
+} catch (const std::bad_cast&) {
+  throw std::invalid_argument("a chunk has a field of another type, or a number that is too large");
 }
 
 bool has_only_a_token(const LogitJob& job, const LogitResult& result) {
