@@ -32,7 +32,7 @@ def test_a_tokenizer_keeps_no_merges_and_scores() -> None:
         kept = [
             each
             for each in gc.get_objects()
-            if isinstance(each, Vocabulary) and each.tokens is tokenizer.vocabulary.tokens
+            if type(each) is Vocabulary and each.tokens is tokenizer.vocabulary.tokens
         ]
         assert [(each.merges, each.scores) for each in kept] == [(None, None)]
 
