@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -24,6 +25,15 @@ using MutableArray = nanobind::ndarray<Element, nanobind::ndim<Dimensions>, nano
 // Becomes ValueError in Python.
 inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
+}
+
+// Runs something without the interpreter lock; the seconds it took.
+template <class Run>
+double timed(const Run& run) {
+  nanobind::gil_scoped_release unlocked;
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // Knobs from their values in the order of tuning.py.

@@ -2,7 +2,6 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
 #include <cstring>
 #include <vector>
 
@@ -91,14 +90,6 @@ StepInput input_of(const Ids& tokens, const Ids& row_starts, const Ids& past,
           "row_starts, past and tables differ in rows");
   return StepInput{tokens.data(), tokens.size(), row_starts.data(), past.data(), tables.data(),
                    past.size(),   tables.shape(1), wanted.data(),   wanted.size()};
-}
-
-template <class Run>
-double timed(const Run& run) {
-  nb::gil_scoped_release unlocked;
-  const auto start = std::chrono::steady_clock::now();
-  run();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 double logits(Model& self, Ids tokens, Ids row_starts, Ids past, Array<int32_t, 2> tables,

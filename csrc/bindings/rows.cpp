@@ -1,7 +1,6 @@
 // StepRows as Python sees it. compute/kernels/cpu/rows.py is the way to use it.
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
 #include <cstring>
 #include <typeinfo>
 #include <utility>
@@ -65,13 +64,7 @@ nb::tuple run(StepRows& self, Model& model, const Column& rows, const Column& st
   if (const char* wrong = check_jobs(jobs, input.wanted_count, model.vocabulary())) {
     throw std::invalid_argument(wrong);
   }
-  double seconds = 0;
-  {
-    nb::gil_scoped_release unlocked;
-    const auto began = std::chrono::steady_clock::now();
-    model.run(input, jobs);
-    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  }
+  const double seconds = timed([&] { model.run(input, jobs); });
   self.remember();
   nb::list drawn;
   bool has_more = false;
